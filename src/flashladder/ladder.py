@@ -1,0 +1,159 @@
+"""Reads and checks what experiments/*.toml declares. Pure: no GPU, no compiler."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from flashladder import paths
+from flashladder.errors import FlashladderError
+from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Preset, Record, Rung, Shape, ShapeSet
+
+T = TypeVar("T")
+
+
+class _ShapeEntry(Record, kw_only=True):
+    batch: int
+    heads: int
+    seq: int
+    head_dim: int
+    heads_kv: int | None = None
+    seq_k: int | None = None
+    masks: tuple[Mask, ...] = ("full", "causal")
+
+    def shape(self) -> Shape:
+        return Shape(
+            batch=self.batch,
+            heads_q=self.heads,
+            heads_kv=self.heads if self.heads_kv is None else self.heads_kv,
+            seq_q=self.seq,
+            seq_k=self.seq if self.seq_k is None else self.seq_k,
+            head_dim=self.head_dim,
+        )
+
+
+class _SetEntry(Record, kw_only=True):
+    l2: L2Mode
+    shapes: tuple[_ShapeEntry, ...]
+
+
+class _Reference(Record, kw_only=True):
+    shape: _ShapeEntry
+    dtype: DtypeName
+    mask: Mask
+    baseline: str
+
+
+class _LadderFile(Record, kw_only=True):
+    reference: _Reference
+    rung: tuple[dict[str, Any], ...]
+
+
+class _GpuFile(Record, kw_only=True):
+    gpu: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs in order, and the cell and baseline that the ladder's table is read at."""
+
+    rungs: tuple[Rung, ...]
+    reference: Cell
+    baseline: str
+
+    def __getitem__(self, rung_id: str) -> Rung:
+        for rung in self.rungs:
+            if rung.id == rung_id:
+                return rung
+        raise FlashladderError(f"no rung {rung_id!r}; the ladder has {', '.join(r.id for r in self.rungs)}")
+
+    def select(self, names: tuple[str, ...]) -> tuple[Rung, ...]:
+        """The rungs that `names` (ids or their unambiguous prefixes) stand for, in ladder order; all when empty."""
+        if not names:
+            return self.rungs
+        chosen: set[str] = set()
+        for name in names:
+            matches = [r.id for r in self.rungs if r.id == name] or [r.id for r in self.rungs if r.id.startswith(name)]
+            if len(matches) != 1:
+                known = ", ".join(r.id for r in self.rungs)
+                raise FlashladderError(
+                    f"{name!r} names {len(matches)} rungs; expected an id or an unambiguous prefix of one of {known}"
+                )
+            chosen.add(matches[0])
+        return tuple(r for r in self.rungs if r.id in chosen)
+
+
+def _load(file: Path, record: type[T]) -> T:
+    try:
+        return msgspec.convert(tomllib.loads(file.read_text()), record, strict=False)
+    except FileNotFoundError as error:
+        raise FlashladderError(f"{file} does not exist; run from a checkout of flashladder") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise FlashladderError(f"{file}: {error}") from error
+
+
+def parse_ladder(file: Path) -> Ladder:
+    """Read a ladder file; raises FlashladderError on unknown fields, duplicate ids or a parent that comes later."""
+    raw = _load(file, _LadderFile)
+    rungs: list[Rung] = []
+    for entry in raw.rung:
+        entry = dict(entry)
+        entry["predictions"] = entry.pop("prediction", ())
+        try:
+            rung = msgspec.convert(entry, Rung, strict=False)
+        except msgspec.ValidationError as error:
+            raise FlashladderError(f"{file}: rung {entry.get('id', '?')}: {error}") from error
+        seen = [r.id for r in rungs]
+        if rung.id in seen:
+            raise FlashladderError(f"{file}: rung {rung.id} is declared twice")
+        if rung.parent is not None and rung.parent not in seen:
+            raise FlashladderError(f"{file}: rung {rung.id}: parent {rung.parent!r} is not declared above it")
+        rungs.append(rung)
+    ref = raw.reference
+    cell = Cell(shape=ref.shape.shape(), dtype=ref.dtype, causal=ref.mask == "causal")
+    return Ladder(rungs=tuple(rungs), reference=cell, baseline=ref.baseline)
+
+
+@cache
+def load_ladder() -> Ladder:
+    return parse_ladder(paths.EXPERIMENTS / "ladder.toml")
+
+
+@cache
+def load_shapes() -> dict[str, ShapeSet]:
+    sets = _load(paths.EXPERIMENTS / "shapes.toml", dict[str, _SetEntry])
+    return {
+        name: ShapeSet(name=name, l2=entry.l2, entries=tuple((e.shape(), e.masks) for e in entry.shapes))
+        for name, entry in sets.items()
+    }
+
+
+@cache
+def load_presets() -> dict[str, Preset]:
+    return _load(paths.EXPERIMENTS / "ablation.toml", dict[str, Preset])
+
+
+@cache
+def load_gpus() -> tuple[Gpu, ...]:
+    return _load(paths.EXPERIMENTS / "gpus.toml", _GpuFile).gpu
+
+
+def gpu_named(name: str) -> Gpu | None:
+    """The declared limits of the GPU that NVML calls `name`; the longest matching prefix wins."""
+    matches = [gpu for gpu in load_gpus() if name.startswith(gpu.name)]
+    return max(matches, key=lambda gpu: len(gpu.name), default=None)
+
+
+def preset_cells(preset: Preset) -> dict[Cell, L2Mode]:
+    """The cells that a preset measures, each once, with the L2 mode of the first set that names it."""
+    cells: dict[Cell, L2Mode] = {}
+    for name in preset.sets:
+        for cell in load_shapes()[name].cells(preset.dtypes):
+            if preset.max_seq is None or cell.shape.seq_k <= preset.max_seq:
+                cells.setdefault(cell, load_shapes()[name].l2)
+    return cells

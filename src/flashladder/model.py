@@ -1,0 +1,340 @@
+"""Typed records: what is declared in experiments/*.toml and what each stage writes into a run directory.
+
+Units are in the names (`_us`, `_ns`, `_bytes`, `_mhz`, `_w`). Every structure is frozen, rejects unknown fields and
+serialises to strict JSON (no NaN).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DtypeName = Literal["fp16", "bf16"]
+Mask = Literal["full", "causal"]
+L2Mode = Literal["warm", "cold"]
+Verdict = Literal["faster", "slower", "same", "ambiguous", "insufficient samples"]
+Status = Literal["timed", "failed", "unsupported", "skipped", "not installed"]
+
+DTYPES: tuple[DtypeName, ...] = ("fp16", "bf16")
+MASKS: tuple[Mask, ...] = ("full", "causal")
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every declared or recorded structure."""
+
+
+# --- declared -------------------------------------------------------------------------------------------------------
+
+
+class Prediction(Record, kw_only=True):
+    """What a rung claims before it is measured.
+
+    `metric` is "time" (ratio = parent's time / this rung's time at the reference cell) or an ncu metric name (ratio =
+    this rung's value / the parent's). `ratio` is the expected closed interval.
+    """
+
+    metric: str
+    direction: Literal["up", "down"]
+    ratio: tuple[float, float]
+    reason: str
+
+
+class Rung(Record, kw_only=True):
+    """One kernel of the ladder: one change against its parent."""
+
+    id: str
+    source: str
+    parent: str | None = None
+    change: str
+    changes: tuple[str, ...] = ()
+    """Fields of the kernel's own Config (kernel/include/config.h) that differ from the parent's."""
+    min_arch: int = 80
+    sass: tuple[str, ...] = ()
+    """Opcode prefixes that the machine code must contain on every architecture."""
+    predictions: tuple[Prediction, ...] = ()
+
+
+class Shape(Record, order=True, kw_only=True):
+    """Problem size: q is (batch, heads_q, seq_q, head_dim), k and v are (batch, heads_kv, seq_k, head_dim)."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+
+    @property
+    def id(self) -> str:
+        kv = "" if self.heads_kv == self.heads_q else f"kv{self.heads_kv}"
+        sk = "" if self.seq_k == self.seq_q else f"x{self.seq_k}"
+        return f"b{self.batch}h{self.heads_q}{kv}s{self.seq_q}{sk}d{self.head_dim}"
+
+
+class Cell(Record, order=True, kw_only=True):
+    """One point of the sweep: what is computed, whoever computes it."""
+
+    shape: Shape
+    dtype: DtypeName
+    causal: bool
+
+    @property
+    def mask(self) -> Mask:
+        return "causal" if self.causal else "full"
+
+    @property
+    def id(self) -> str:
+        return f"{self.shape.id}-{self.dtype}-{self.mask}"
+
+
+class ShapeSet(Record, kw_only=True):
+    """A named sweep: its shapes with the masks each is run under, and the L2 state its timings start from."""
+
+    name: str
+    l2: L2Mode
+    entries: tuple[tuple[Shape, tuple[Mask, ...]], ...]
+
+    def cells(self, dtypes: tuple[DtypeName, ...] = DTYPES) -> list[Cell]:
+        return [
+            Cell(shape=shape, dtype=dtype, causal=mask == "causal")
+            for shape, masks in self.entries
+            for mask in masks
+            for dtype in dtypes
+        ]
+
+
+class Preset(Record, kw_only=True):
+    """How much of the sweep `ablation` runs, and the time each part may take.
+
+    An arm whose `blocks` would take longer than `arm_budget_s` runs as many blocks as fit; under `min_blocks` it is
+    skipped and the reason recorded.
+    """
+
+    sets: tuple[str, ...]
+    dtypes: tuple[DtypeName, ...]
+    blocks: int
+    min_blocks: int
+    warmup_ms: float
+    arm_budget_s: float
+    max_seq: int | None = None
+
+
+class Gpu(Record, kw_only=True):
+    """Limits of one GPU model, from the vendor's documentation (`source`)."""
+
+    name: str
+    """How NVML names it; compared as a prefix."""
+    slug: str
+    arch: str
+    sms: int
+    l2_bytes: int
+    dram_bytes_per_s: float
+    tensor_flops: float
+    """Dense fp16/bf16 FLOP/s with fp32 accumulation at the boost clock."""
+    tensor_flops_per_clk_sm: int
+    registers_per_sm: int
+    shared_bytes_per_sm: int
+    shared_bytes_reserved_per_block: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    source: str
+
+
+# --- recorded -------------------------------------------------------------------------------------------------------
+
+
+class Machine(Record, kw_only=True):
+    """Fingerprint of where a run was made. A field that could not be read is None."""
+
+    gpu: str | None
+    gpu_digest: str | None
+    """First 12 hex digits of the SHA-256 of the GPU's UUID: tells two cards apart without naming one."""
+    arch: str | None
+    sm_count: int | None
+    l2_bytes: int | None
+    memory_bytes: int | None
+    vbios: str | None
+    driver: str | None
+    cuda_driver: str | None
+    power_limit_w: float | None
+    max_sm_clock_mhz: int | None
+    max_memory_clock_mhz: int | None
+    ecc: bool | None
+    mig: bool | None
+    cpu: str | None
+    python: str
+    torch: str | None
+    torch_cuda: str | None
+    cudnn: str | None
+    nvcc: str | None
+    container: str | None
+
+
+class RunInfo(Record, kw_only=True):
+    """run.json: what was run, where, from which commit."""
+
+    id: str
+    preset: str
+    date: str
+    commit: str
+    dirty: bool
+    machine: Machine
+
+
+class KernelResources(Record, kw_only=True):
+    """What the compiler gave one kernel on one architecture."""
+
+    arch: str
+    kernel: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    sass: dict[str, int]
+    """Opcode (with the width suffix of memory instructions) -> number of static instructions."""
+
+
+class BuildRecord(Record, kw_only=True):
+    rung: str
+    status: Literal["built", "failed"]
+    reason: str | None = None
+    sha256: str | None = None
+    compiler: str
+    flags: tuple[str, ...]
+    archs: tuple[str, ...]
+    config: dict[str, int] = {}
+    kernels: tuple[KernelResources, ...] = ()
+
+
+class Errors(Record, kw_only=True):
+    """Distances from the float64 oracle: largest absolute and root mean square, of the output and of the LSE."""
+
+    o_max: float
+    o_rms: float
+    lse_max: float
+
+
+class CheckRecord(Record, kw_only=True):
+    """Verdict of the correctness gate on one kernel and one case."""
+
+    arm: str
+    sha256: str | None
+    """Binary that was checked; None for a peer (its version is in the run's fingerprint)."""
+    case: str
+    cell: Cell
+    status: Literal["pass", "fail", "unsupported", "error", "crash", "timeout"]
+    reason: str | None = None
+    errors: Errors | None = None
+    limits: Errors | None = None
+    seed: int
+
+
+class BlockTelemetry(Record, kw_only=True):
+    """NVML readings taken after one block of samples."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    event_reasons: int | None
+    """Bit mask of clock event reasons, as NVML gives it."""
+    valid: bool
+    """False on a thermal or hardware slowdown or a foreign process, decided before the times are read."""
+
+
+class ArmTiming(Record, kw_only=True):
+    """Raw samples of one kernel in one cell.
+
+    `ns[i]` are the two samples of block `blocks[i]`: device time a launch, first visit and second visit. A block visits
+    all its arms in random order and then in the reverse order, so any two arms form an ABBA or BAAB quad in it.
+    """
+
+    arm: str
+    kind: Literal["rung", "peer"]
+    status: Status
+    reason: str | None = None
+    sha256: str | None = None
+    launches_per_sample: int = 1
+    captured: bool = True
+    """True: a sample replays a CUDA graph. False: launches are enqueued behind a spin kernel."""
+    blocks: tuple[int, ...] = ()
+    ns: tuple[tuple[float, float], ...] = ()
+    host_us: tuple[float, ...] = ()
+    """Host time of single calls, without synchronisation."""
+
+
+class CellTiming(Record, kw_only=True):
+    """One line of timing.jsonl: every arm of one cell, measured together."""
+
+    cell: Cell
+    l2: L2Mode
+    seed: int
+    input_sets: int
+    """Distinct input sets rotated inside a sample."""
+    warmup_s: float
+    telemetry: tuple[BlockTelemetry, ...]
+    arms: tuple[ArmTiming, ...]
+
+
+# --- derived --------------------------------------------------------------------------------------------------------
+
+
+class Estimate(Record, kw_only=True):
+    """Median with a 95 % confidence interval over n samples."""
+
+    median: float
+    ci: tuple[float, float]
+    n: int
+
+
+class ArmStats(Record, tag="arm", kw_only=True):
+    """What one arm did in one cell."""
+
+    cell: Cell
+    arm: str
+    kind: Literal["rung", "peer"]
+    status: Status
+    reason: str | None = None
+    device_us: Estimate | None = None
+    host_us: Estimate | None = None
+    launch_bound: bool | None = None
+    tflops: float | None = None
+    roofline_pct: float | None = None
+    slow_samples: int | None = None
+    """Samples above 1.1 x the median; they are counted, never removed."""
+
+
+class Comparison(Record, tag="comparison", kw_only=True):
+    """Paired comparison in one cell. `ratio` is the other's time over this one's: above 1, `arm` is faster."""
+
+    cell: Cell
+    arm: str
+    other: str
+    relation: Literal["parent", "baseline", "control"]
+    verdict: Verdict
+    n: int
+    """Quads."""
+    ratio: float | None = None
+    ci: tuple[float, float] | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    correction: Literal["holm", "bh", "none"] = "none"
+    floor: float
+    """Smallest effect that counts, as a fraction of the time."""
+    cliffs_delta: float | None = None
+
+
+class PredictionOutcome(Record, tag="prediction", kw_only=True):
+    rung: str
+    metric: str
+    direction: Literal["up", "down"]
+    expected: tuple[float, float]
+    measured: float | None
+    ci: tuple[float, float] | None = None
+    outcome: Literal["confirmed", "refuted", "not measured"]
+    note: str | None = None
+
+
+Diagnosis = ArmStats | Comparison | PredictionOutcome

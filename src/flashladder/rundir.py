@@ -1,0 +1,122 @@
+"""The only reader and writer of run directories (experiments/results/GPU/RUN/).
+
+Records are JSON lines: one record a line, appended and flushed whole, so an interrupted run loses at most the record
+in progress. Later records of the same key replace earlier ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from flashladder import paths
+from flashladder.errors import FlashladderError
+from flashladder.model import BuildRecord, CellTiming, CheckRecord, Diagnosis, RunInfo
+
+T = TypeVar("T")
+
+STAGES: dict[str, object] = {
+    "build": BuildRecord,
+    "check": CheckRecord,
+    "timing": CellTiming,
+    "diagnosis": Diagnosis,
+}
+
+
+@dataclass(frozen=True)
+class RunDir:
+    path: Path
+
+    @property
+    def info(self) -> RunInfo:
+        return _decode(self.path / "run.json", (self.path / "run.json").read_bytes(), RunInfo)
+
+    def write_info(self, info: RunInfo) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        _replace(self.path / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
+
+    def _file(self, stage: str) -> Path:
+        return self.path / f"{stage}.jsonl"
+
+    def _read(self, stage: str, record: type[T]) -> list[T]:
+        file = self._file(stage)
+        if not file.exists():
+            return []
+        lines = file.read_bytes().split(b"\n")
+        complete = lines[:-1]  # what follows the last newline is a record cut off by an interrupt
+        return [_decode(file, line, record, number) for number, line in enumerate(complete, 1) if line]
+
+    def builds(self) -> list[BuildRecord]:
+        return list({r.rung: r for r in self._read("build", BuildRecord)}.values())
+
+    def checks(self) -> list[CheckRecord]:
+        return list({(r.arm, r.case): r for r in self._read("check", CheckRecord)}.values())
+
+    def timings(self) -> list[CellTiming]:
+        return list({r.cell.id: r for r in self._read("timing", CellTiming)}.values())
+
+    def diagnosis(self) -> list[Diagnosis]:
+        return self._read("diagnosis", Diagnosis)  # type: ignore[arg-type]
+
+    def append(self, stage: str, record: msgspec.Struct) -> None:
+        """Add one record. A record cut off earlier is dropped first."""
+        assert stage in STAGES, stage
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self._file(stage), "a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(0)
+                content = file.read()
+                if not content.endswith(b"\n"):
+                    file.truncate(content.rfind(b"\n") + 1)
+            file.seek(0, os.SEEK_END)
+            file.write(msgspec.json.encode(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def replace(self, stage: str, records: Iterable[msgspec.Struct]) -> None:
+        """Write a derived stage whole, atomically."""
+        _replace(self._file(stage), b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+
+
+def _decode(file: Path, data: bytes, record: type[T], line: int | None = None) -> T:
+    try:
+        return msgspec.json.decode(data, type=record)
+    except msgspec.DecodeError as error:
+        where = file if line is None else f"{file}:{line}"
+        raise FlashladderError(f"{where}: not a valid record: {error}; delete it or restore it from git") from error
+
+
+def _replace(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, file)
+
+
+def find(name: str | None = None) -> RunDir:
+    """The run that `name` points to: a directory, GPU/RUN, a run id, or (None) the one that paper/run.lock pins.
+
+    Raises FlashladderError when there is no such run.
+    """
+    if name is None:
+        lock = paths.PAPER / "run.lock"
+        if not lock.exists():
+            raise FlashladderError(f"no run is pinned: {lock} does not exist; name a run or make one with 'ablation'")
+        name = lock.read_text().strip()
+    candidates = [Path(name), paths.RESULTS / name, *sorted(paths.RESULTS.glob(f"*/{name}"))]
+    for path in candidates:
+        if (path / "run.json").exists():
+            return RunDir(path)
+    known = ", ".join(str(p.parent.relative_to(paths.RESULTS)) for p in sorted(paths.RESULTS.glob("*/*/run.json")))
+    raise FlashladderError(f"no run {name!r} under {paths.RESULTS}; known runs: {known or 'none'}")
+
+
+def pinned_id() -> str | None:
+    lock = paths.PAPER / "run.lock"
+    return lock.read_text().strip() if lock.exists() else None
