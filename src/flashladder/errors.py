@@ -30,7 +30,7 @@ class BuildError(FlashladderError):
     exit_code = Exit.BUILD
 
 
-class EnvironmentInvalid(FlashladderError):
+class EnvironmentInvalidError(FlashladderError):
     exit_code = Exit.ENVIRONMENT
 
 

@@ -17,7 +17,7 @@ from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Preset, Record
 T = TypeVar("T")
 
 
-class _ShapeEntry(Record, kw_only=True):
+class _ShapeEntry(Record, frozen=True, kw_only=True):
     batch: int
     heads: int
     seq: int
@@ -37,24 +37,24 @@ class _ShapeEntry(Record, kw_only=True):
         )
 
 
-class _SetEntry(Record, kw_only=True):
+class _SetEntry(Record, frozen=True, kw_only=True):
     l2: L2Mode
     shapes: tuple[_ShapeEntry, ...]
 
 
-class _Reference(Record, kw_only=True):
+class _Reference(Record, frozen=True, kw_only=True):
     shape: _ShapeEntry
     dtype: DtypeName
     mask: Mask
     baseline: str
 
 
-class _LadderFile(Record, kw_only=True):
+class _LadderFile(Record, frozen=True, kw_only=True):
     reference: _Reference
     rung: tuple[dict[str, Any], ...]
 
 
-class _GpuFile(Record, kw_only=True):
+class _GpuFile(Record, frozen=True, kw_only=True):
     gpu: tuple[Gpu, ...]
 
 
@@ -65,6 +65,11 @@ class Ladder:
     rungs: tuple[Rung, ...]
     reference: Cell
     baseline: str
+
+    @property
+    def control(self) -> str:
+        """The arm that is the baseline's kernel measured a second time (A/A): it gives a cell's practical floor."""
+        return f"{self.baseline}#control"
 
     def __getitem__(self, rung_id: str) -> Rung:
         for rung in self.rungs:

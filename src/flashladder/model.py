@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # --- declared -------------------------------------------------------------------------------------------------------
 
 
-class Prediction(Record, kw_only=True):
+class Prediction(Record, frozen=True, kw_only=True):
     """What a rung claims before it is measured.
 
     `metric` is "time" (ratio = parent's time / this rung's time at the reference cell) or an ncu metric name (ratio =
@@ -40,7 +40,7 @@ class Prediction(Record, kw_only=True):
     reason: str
 
 
-class Rung(Record, kw_only=True):
+class Rung(Record, frozen=True, kw_only=True):
     """One kernel of the ladder: one change against its parent."""
 
     id: str
@@ -48,14 +48,14 @@ class Rung(Record, kw_only=True):
     parent: str | None = None
     change: str
     changes: tuple[str, ...] = ()
-    """Fields of the kernel's own Config (kernel/include/config.h) that differ from the parent's."""
+    """Fields of the kernel's own Config (kernel/include/rung.h) that differ from the parent's."""
     min_arch: int = 80
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""
     predictions: tuple[Prediction, ...] = ()
 
 
-class Shape(Record, order=True, kw_only=True):
+class Shape(Record, frozen=True, order=True, kw_only=True):
     """Problem size: q is (batch, heads_q, seq_q, head_dim), k and v are (batch, heads_kv, seq_k, head_dim)."""
 
     batch: int
@@ -72,7 +72,7 @@ class Shape(Record, order=True, kw_only=True):
         return f"b{self.batch}h{self.heads_q}{kv}s{self.seq_q}{sk}d{self.head_dim}"
 
 
-class Cell(Record, order=True, kw_only=True):
+class Cell(Record, frozen=True, order=True, kw_only=True):
     """One point of the sweep: what is computed, whoever computes it."""
 
     shape: Shape
@@ -88,7 +88,7 @@ class Cell(Record, order=True, kw_only=True):
         return f"{self.shape.id}-{self.dtype}-{self.mask}"
 
 
-class ShapeSet(Record, kw_only=True):
+class ShapeSet(Record, frozen=True, kw_only=True):
     """A named sweep: its shapes with the masks each is run under, and the L2 state its timings start from."""
 
     name: str
@@ -104,7 +104,7 @@ class ShapeSet(Record, kw_only=True):
         ]
 
 
-class Preset(Record, kw_only=True):
+class Preset(Record, frozen=True, kw_only=True):
     """How much of the sweep `ablation` runs, and the time each part may take.
 
     An arm whose `blocks` would take longer than `arm_budget_s` runs as many blocks as fit; under `min_blocks` it is
@@ -120,7 +120,7 @@ class Preset(Record, kw_only=True):
     max_seq: int | None = None
 
 
-class Gpu(Record, kw_only=True):
+class Gpu(Record, frozen=True, kw_only=True):
     """Limits of one GPU model, from the vendor's documentation (`source`)."""
 
     name: str
@@ -144,7 +144,7 @@ class Gpu(Record, kw_only=True):
 # --- recorded -------------------------------------------------------------------------------------------------------
 
 
-class Machine(Record, kw_only=True):
+class Machine(Record, frozen=True, kw_only=True):
     """Fingerprint of where a run was made. A field that could not be read is None."""
 
     gpu: str | None
@@ -171,7 +171,7 @@ class Machine(Record, kw_only=True):
     container: str | None
 
 
-class RunInfo(Record, kw_only=True):
+class RunInfo(Record, frozen=True, kw_only=True):
     """run.json: what was run, where, from which commit."""
 
     id: str
@@ -182,7 +182,7 @@ class RunInfo(Record, kw_only=True):
     machine: Machine
 
 
-class KernelResources(Record, kw_only=True):
+class KernelResources(Record, frozen=True, kw_only=True):
     """What the compiler gave one kernel on one architecture."""
 
     arch: str
@@ -196,7 +196,7 @@ class KernelResources(Record, kw_only=True):
     """Opcode (with the width suffix of memory instructions) -> number of static instructions."""
 
 
-class BuildRecord(Record, kw_only=True):
+class BuildRecord(Record, frozen=True, kw_only=True):
     rung: str
     status: Literal["built", "failed"]
     reason: str | None = None
@@ -208,7 +208,7 @@ class BuildRecord(Record, kw_only=True):
     kernels: tuple[KernelResources, ...] = ()
 
 
-class Errors(Record, kw_only=True):
+class Errors(Record, frozen=True, kw_only=True):
     """Distances from the float64 oracle: largest absolute and root mean square, of the output and of the LSE."""
 
     o_max: float
@@ -216,7 +216,7 @@ class Errors(Record, kw_only=True):
     lse_max: float
 
 
-class CheckRecord(Record, kw_only=True):
+class CheckRecord(Record, frozen=True, kw_only=True):
     """Verdict of the correctness gate on one kernel and one case."""
 
     arm: str
@@ -231,7 +231,7 @@ class CheckRecord(Record, kw_only=True):
     seed: int
 
 
-class BlockTelemetry(Record, kw_only=True):
+class BlockTelemetry(Record, frozen=True, kw_only=True):
     """NVML readings taken after one block of samples."""
 
     sm_clock_mhz: int | None
@@ -244,7 +244,7 @@ class BlockTelemetry(Record, kw_only=True):
     """False on a thermal or hardware slowdown or a foreign process, decided before the times are read."""
 
 
-class ArmTiming(Record, kw_only=True):
+class ArmTiming(Record, frozen=True, kw_only=True):
     """Raw samples of one kernel in one cell.
 
     `ns[i]` are the two samples of block `blocks[i]`: device time a launch, first visit and second visit. A block visits
@@ -265,7 +265,7 @@ class ArmTiming(Record, kw_only=True):
     """Host time of single calls, without synchronisation."""
 
 
-class CellTiming(Record, kw_only=True):
+class CellTiming(Record, frozen=True, kw_only=True):
     """One line of timing.jsonl: every arm of one cell, measured together."""
 
     cell: Cell
@@ -281,7 +281,7 @@ class CellTiming(Record, kw_only=True):
 # --- derived --------------------------------------------------------------------------------------------------------
 
 
-class Estimate(Record, kw_only=True):
+class Estimate(Record, frozen=True, kw_only=True):
     """Median with a 95 % confidence interval over n samples."""
 
     median: float
@@ -289,10 +289,11 @@ class Estimate(Record, kw_only=True):
     n: int
 
 
-class ArmStats(Record, tag="arm", kw_only=True):
+class ArmStats(Record, frozen=True, tag="arm", kw_only=True):
     """What one arm did in one cell."""
 
     cell: Cell
+    l2: L2Mode
     arm: str
     kind: Literal["rung", "peer"]
     status: Status
@@ -306,7 +307,7 @@ class ArmStats(Record, tag="arm", kw_only=True):
     """Samples above 1.1 x the median; they are counted, never removed."""
 
 
-class Comparison(Record, tag="comparison", kw_only=True):
+class Comparison(Record, frozen=True, tag="comparison", kw_only=True):
     """Paired comparison in one cell. `ratio` is the other's time over this one's: above 1, `arm` is faster."""
 
     cell: Cell
@@ -326,7 +327,7 @@ class Comparison(Record, tag="comparison", kw_only=True):
     cliffs_delta: float | None = None
 
 
-class PredictionOutcome(Record, tag="prediction", kw_only=True):
+class PredictionOutcome(Record, frozen=True, tag="prediction", kw_only=True):
     rung: str
     metric: str
     direction: Literal["up", "down"]

@@ -67,7 +67,7 @@ class RunDir:
         """Add one record. A record cut off earlier is dropped first."""
         assert stage in STAGES, stage
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self._file(stage), "a+b") as file:
+        with self._file(stage).open("a+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(0)
@@ -96,7 +96,7 @@ def _replace(file: Path, data: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(file.name + ".tmp")
     temporary.write_bytes(data)
-    os.replace(temporary, file)
+    temporary.replace(file)
 
 
 def find(name: str | None = None) -> RunDir:

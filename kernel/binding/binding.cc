@@ -1,0 +1,147 @@
+// Turns a rung's launcher into a Python callable. Linked into every rung's library; validates once, launches on the
+// caller's current stream. Takes any DLPack tensor; raises before anything is enqueued.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
+
+#include <cmath>
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+#include "rung.h"
+
+namespace {
+
+namespace ffi = tvm::ffi;
+using flashladder::Config;
+using flashladder::Dtype;
+using flashladder::Params;
+using flashladder::Strides;
+
+constexpr int kMaxGridYZ = 65535;
+constexpr int64_t kMaxSeq = int64_t{1} << 30;
+
+std::string dtype_name(DLDataType t) {
+  const char *kind = t.code == kDLFloat ? "float" : t.code == kDLBfloat ? "bfloat" : t.code == kDLInt ? "int" : "type";
+  return kind + std::to_string(t.bits);
+}
+
+bool is_16bit_float(DLDataType t) {
+  return (t.code == kDLFloat || t.code == kDLBfloat) && t.bits == 16 && t.lanes == 1;
+}
+
+struct Shape {
+  int64_t batch, heads, rows, head_dim;
+};
+
+char *address_of(ffi::TensorView x) { return static_cast<char *>(x.data_ptr()) + x.byte_offset(); }
+
+// A size-1 axis never moves, so its stride is free: 0 keeps the alignment check honest.
+int64_t stride_of(ffi::TensorView x, int axis) { return x.size(axis) == 1 ? 0 : x.stride(axis); }
+
+Strides strides_of(ffi::TensorView x) { return {stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)}; }
+
+void check_matrix(const char *name, ffi::TensorView x, Shape expected, DLDataType dtype, DLDevice device,
+                  int access_bytes) {
+  if (x.dtype() != dtype)
+    TVM_FFI_THROW(TypeError) << name << " is " << dtype_name(x.dtype()) << ", expected " << dtype_name(dtype)
+                             << " like q";
+  if (x.device().device_type != device.device_type || x.device().device_id != device.device_id)
+    TVM_FFI_THROW(ValueError) << name << " is on another device than q; move all tensors to one device";
+  if (x.ndim() != 4)
+    TVM_FFI_THROW(ValueError) << name << " has " << x.ndim() << " dimensions, expected 4: (batch, heads, seq, head_dim)";
+  const Shape shape{x.size(0), x.size(1), x.size(2), x.size(3)};
+  if (shape.batch != expected.batch || shape.heads != expected.heads || shape.rows != expected.rows ||
+      shape.head_dim != expected.head_dim)
+    TVM_FFI_THROW(ValueError) << name << " has shape (" << shape.batch << ", " << shape.heads << ", " << shape.rows
+                              << ", " << shape.head_dim << "), expected (" << expected.batch << ", " << expected.heads
+                              << ", " << expected.rows << ", " << expected.head_dim << ")";
+  if (shape.batch == 0 || shape.heads == 0 || shape.rows == 0) return;
+  if (x.stride(3) != 1)
+    TVM_FFI_THROW(ValueError) << name << " has stride " << x.stride(3)
+                              << " along head_dim, expected 1; call .contiguous() on it";
+  const uintptr_t address = reinterpret_cast<uintptr_t>(address_of(x));
+  const int64_t step = (stride_of(x, 0) | stride_of(x, 1) | stride_of(x, 2)) * 2;
+  if (address % access_bytes != 0 || step % access_bytes != 0)
+    TVM_FFI_THROW(ValueError) << name << " starts or steps at addresses that are not multiples of " << access_bytes
+                              << " bytes, which this rung's accesses need; call .clone() or .contiguous() on it";
+}
+
+void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
+             double scale, bool causal) {
+  const flashladder::Rung &rung = *flashladder_rung();
+  const DLDevice device = q.device();
+  if (device.device_type != kDLCUDA)
+    TVM_FFI_THROW(ValueError) << "q is not in GPU memory, expected a CUDA tensor; call .cuda() on it";
+  if (!is_16bit_float(q.dtype()))
+    TVM_FFI_THROW(TypeError) << "q is " << dtype_name(q.dtype()) << ", expected float16 or bfloat16";
+  if (q.ndim() != 4 || k.ndim() != 4)
+    TVM_FFI_THROW(ValueError) << "q and k have " << q.ndim() << " and " << k.ndim()
+                              << " dimensions, expected 4: (batch, heads, seq, head_dim)";
+  const Shape q_shape{q.size(0), q.size(1), q.size(2), q.size(3)};
+  const Shape kv_shape{q_shape.batch, k.size(1), k.size(2), q_shape.head_dim};
+  if (q_shape.head_dim != 64 && q_shape.head_dim != 128)
+    TVM_FFI_THROW(ValueError) << "head_dim is " << q_shape.head_dim << ", expected 64 or 128";
+  if (q_shape.heads > 0 && (kv_shape.heads == 0 || q_shape.heads % kv_shape.heads != 0))
+    TVM_FFI_THROW(ValueError) << "q has " << q_shape.heads << " heads and k has " << kv_shape.heads
+                              << ", expected a multiple of k's";
+  if (q_shape.heads > kMaxGridYZ || q_shape.rows > kMaxSeq || kv_shape.rows > kMaxSeq || q_shape.batch > kMaxSeq)
+    TVM_FFI_THROW(ValueError) << "the problem is too large: expected at most " << kMaxGridYZ << " heads and " << kMaxSeq
+                              << " rows and batches";
+  const int bytes = rung.config.access_bytes;
+  check_matrix("q", q, q_shape, q.dtype(), device, bytes);
+  check_matrix("k", k, kv_shape, q.dtype(), device, bytes);
+  check_matrix("v", v, kv_shape, q.dtype(), device, bytes);
+  check_matrix("o", o, q_shape, q.dtype(), device, bytes);
+  if (lse.dtype().code != kDLFloat || lse.dtype().bits != 32)
+    TVM_FFI_THROW(TypeError) << "lse is " << dtype_name(lse.dtype()) << ", expected float32";
+  if (lse.device().device_type != device.device_type || lse.device().device_id != device.device_id)
+    TVM_FFI_THROW(ValueError) << "lse is on another device than q; move all tensors to one device";
+  if (lse.ndim() != 3 || lse.size(0) != q_shape.batch || lse.size(1) != q_shape.heads || lse.size(2) != q_shape.rows)
+    TVM_FFI_THROW(ValueError) << "lse does not have shape (" << q_shape.batch << ", " << q_shape.heads << ", "
+                              << q_shape.rows << "): (batch, heads, seq)";
+  if (!std::isfinite(scale)) TVM_FFI_THROW(ValueError) << "scale is " << scale << ", expected a finite number";
+  if (q_shape.batch == 0 || q_shape.heads == 0 || q_shape.rows == 0) return;
+
+  constexpr double kLog2E = 1.4426950408889634;
+  const Params params{
+      .q = address_of(q),
+      .k = address_of(k),
+      .v = address_of(v),
+      .o = address_of(o),
+      .lse = reinterpret_cast<float *>(address_of(lse)),
+      .q_strides = strides_of(q),
+      .k_strides = strides_of(k),
+      .v_strides = strides_of(v),
+      .o_strides = strides_of(o),
+      .lse_strides = strides_of(lse),
+      .batch = static_cast<int32_t>(q_shape.batch),
+      .heads_q = static_cast<int32_t>(q_shape.heads),
+      .heads_kv = static_cast<int32_t>(kv_shape.heads),
+      .seq_q = static_cast<int32_t>(q_shape.rows),
+      .seq_k = static_cast<int32_t>(kv_shape.rows),
+      .scale_log2 = static_cast<float>(scale * kLog2E),
+      .causal = causal,
+  };
+  const Dtype dtype = q.dtype().code == kDLFloat ? Dtype::fp16 : Dtype::bf16;
+  void *stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
+  if (const int error = rung.launch(params, dtype, static_cast<int>(q_shape.head_dim), device.device_id, stream))
+    TVM_FFI_THROW(RuntimeError) << rung.id << ": launch failed: " << rung.error_name(error);
+}
+
+ffi::String config() {
+  const Config &c = flashladder_rung()->config;
+  std::ostringstream json;
+  json << "{\"tile_m\":" << c.tile_m << ",\"tile_n\":" << c.tile_n << ",\"grid\":" << static_cast<int>(c.grid)
+       << ",\"reduction\":" << static_cast<int>(c.reduction) << ",\"access_bytes\":" << c.access_bytes
+       << ",\"swizzle\":" << static_cast<int>(c.swizzle) << ",\"threads\":" << c.threads << "}";
+  return json.str();
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(config, config);

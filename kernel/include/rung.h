@@ -1,0 +1,65 @@
+// The ABI between a rung's library and its callers: problem, configuration, launcher. Host-only C++17, no CUDA headers.
+#pragma once
+
+#include <cstdint>
+
+namespace flashladder {
+
+// Distances in elements between neighbours along each axis; the head_dim axis is contiguous.
+struct Strides {
+  int64_t batch, head, row;
+};
+
+// One forward call. q, o: (batch, heads_q, seq_q, head_dim); k, v: (batch, heads_kv, seq_k, head_dim);
+// lse: (batch, heads_q, seq_q), float32, natural log. Query head h reads kv head h / (heads_q / heads_kv).
+struct Params {
+  const void *q, *k, *v;
+  void *o;
+  float *lse;
+  Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
+  int32_t batch, heads_q, heads_kv, seq_q, seq_k;
+  float scale_log2;  // softmax scale x log2(e): scores are kept in the base-2 domain
+  bool causal;       // bottom-right aligned: query q sees key k when k <= q + seq_k - seq_q
+};
+
+enum class Dtype : int32_t { fp16, bf16 };
+
+enum class Grid : int32_t {
+  single,      // one thread block walks the whole problem
+  query_tile,  // (query tiles, heads, batch)
+};
+
+enum class Reduction : int32_t {
+  serial,        // one thread reduces a row
+  warp_shuffle,  // the lanes of a warp reduce a row together
+};
+
+enum class Swizzle : int32_t {
+  none,
+  xor_chunk,  // 16-byte chunk index XOR (row mod 8)
+};
+
+// What makes a rung: a child differs from its parent in exactly the fields that experiments/ladder.toml declares.
+struct Config {
+  int32_t tile_m, tile_n;  // shared-memory tile, queries x keys; 0 x 0: no tile
+  Grid grid;
+  Reduction reduction;
+  int32_t access_bytes;  // widest access to a tensor row; pointers and row strides must be multiples of it
+  Swizzle swizzle;
+  int32_t threads;
+};
+
+// Enqueues the kernel on `stream` (a cudaStream_t of `device`); returns a cudaError_t. head_dim is 64 or 128.
+using Launch = int (*)(const Params &, Dtype, int head_dim, int device, void *stream);
+
+struct Rung {
+  const char *id;
+  Config config;
+  Launch launch;
+  const char *(*error_name)(int);
+};
+
+}  // namespace flashladder
+
+// The one symbol of a rung's library.
+extern "C" const flashladder::Rung *flashladder_rung();

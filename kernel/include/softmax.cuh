@@ -1,0 +1,40 @@
+// Online softmax in the base-2 domain, for one row. Scores are t = s * scale * log2(e).
+#pragma once
+
+#include <math_constants.h>
+
+#include "ptx.cuh"
+
+namespace flashladder {
+
+// __fmul_rn keeps the product apart from the later subtraction of the maximum: fused, 2^(s*c - m) overflows for
+// scores near 1e9, because m is the rounded product.
+__device__ __forceinline__ float to_log2_domain(float score, float scale_log2) { return __fmul_rn(score, scale_log2); }
+
+// The value to subtract before exponentiating. A row that has seen no key has max = -inf, and -inf - -inf is NaN.
+__device__ __forceinline__ float finite_max(float row_max) { return row_max == -CUDART_INF_F ? 0.f : row_max; }
+
+// 1 / row_sum; a row with no visible key has row_sum = 0 and gives O = 0.
+__device__ __forceinline__ float inverse_sum(float row_sum) { return row_sum == 0.f ? 0.f : 1.f / row_sum; }
+
+// Natural-log LSE; -inf for a row with no visible key.
+__device__ __forceinline__ float log_sum_exp(float row_max, float row_sum) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  return row_sum == 0.f ? -CUDART_INF_F : (row_max + ptx::lg2(row_sum)) * kLn2;
+}
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
+  return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
+}
+
+}  // namespace flashladder

@@ -1,0 +1,142 @@
+// r05_swizzle, after r04_vector_io: the 16-byte chunks of every shared-memory row are XOR-swizzled.
+// A warp reads 32 K rows at one chunk index, and eight rows of weights at one group: without the swizzle the eight rows
+// of a phase hit the same four banks, with it they cover all 32.
+#include "launch.cuh"
+#include "softmax.cuh"
+#include "swizzle.h"
+#include "tensor.cuh"
+
+using namespace flashladder;
+
+constexpr Config kConfig{
+    .tile_m = 32,
+    .tile_n = 32,
+    .grid = Grid::query_tile,
+    .reduction = Reduction::warp_shuffle,
+    .access_bytes = 16,
+    .swizzle = Swizzle::xor_chunk,
+    .threads = 128,
+};
+
+constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n;
+constexpr int kWarpRows = kM / (kConfig.threads / 32);  // query rows whose scores one warp computes
+constexpr int kParts = kConfig.threads / kM;            // threads that share one row of O
+static_assert(kWarpRows * kParts == 32, "the warp that computes a row's weights also owns the row's O");
+static_assert(kN == 32, "a lane owns one key of the tile");
+
+// Where chunk `chunk` of a row lies in shared memory.
+__device__ constexpr int place(int row, int chunk) { return swizzle_chunk(row, chunk); }
+
+template <class T, int D>
+struct Shared {
+  Chunk<T> q[kM][D / 8], k[kN][D / 8], v[kN][D / 8];
+  float4 s[kM][kN / 4];  // weights
+  float row_max[kM], row_sum[kM], rescale[kM];
+};
+
+// Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN.
+template <class T, int D>
+__device__ void load_tile(Chunk<T> (*tile)[D / 8], const T *source, int64_t row_stride, int first, int rows) {
+  for (int i = threadIdx.x; i < 32 * (D / 8); i += kConfig.threads) {
+    const int row = i / (D / 8), chunk = i % (D / 8);
+    uint4 x = {};
+    if (first + row < rows) x = reinterpret_cast<const uint4 *>(source + (first + row) * row_stride)[chunk];
+    reinterpret_cast<uint4 &>(tile[row][place(row, chunk)]) = x;
+  }
+}
+
+template <class T, int D>
+__device__ void forward_tile(const Params &p, int batch, int head, int m0) {
+  __shared__ Shared<T, D> smem;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int o_row = threadIdx.x / kParts, part = threadIdx.x % kParts;
+  const T *q = head_base(static_cast<const T *>(p.q), p.q_strides, batch, head);
+  const T *k = head_base(static_cast<const T *>(p.k), p.k_strides, batch, kv_head(p, head));
+  const T *v = head_base(static_cast<const T *>(p.v), p.v_strides, batch, kv_head(p, head));
+
+  load_tile<T, D>(smem.q, q, p.q_strides.row, m0, p.seq_q);
+  if (threadIdx.x < kM) {
+    smem.row_max[threadIdx.x] = -CUDART_INF_F;
+    smem.row_sum[threadIdx.x] = 0.f;
+  }
+  float o[D / kParts] = {};  // columns (part + kParts * i) * 8 + e
+
+  const int n_end = visible_keys(p, min(m0 + kM, p.seq_q) - 1);
+  for (int n0 = 0; n0 < n_end; n0 += kN) {
+    load_tile<T, D>(smem.k, k, p.k_strides.row, n0, p.seq_k);
+    load_tile<T, D>(smem.v, v, p.v_strides.row, n0, p.seq_k);
+    __syncthreads();
+
+    float score[kWarpRows] = {};
+#pragma unroll 2
+    for (int chunk = 0; chunk < D / 8; ++chunk) {
+      const Chunk<T> key = smem.k[lane][place(lane, chunk)];
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) {
+        const int row = warp * kWarpRows + r;
+        const Chunk<T> query = smem.q[row][place(row, chunk)];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) score[r] += to_float(query.x[e]) * to_float(key.x[e]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      const int row = warp * kWarpRows + r;
+      const bool visible = n0 + lane < visible_keys(p, m0 + row);
+      const float t = visible ? to_log2_domain(score[r], p.scale_log2) : -CUDART_INF_F;
+      const float old_max = smem.row_max[row], new_max = fmaxf(old_max, warp_max(t));
+      const float weight = ptx::ex2(t - finite_max(new_max)), sum = warp_sum(weight);
+      reinterpret_cast<float *>(&smem.s[row][place(row, lane / 4)])[lane % 4] = weight;
+      __syncwarp();  // every lane has read the old maximum
+      if (lane == 0) {
+        smem.rescale[row] = ptx::ex2(old_max - finite_max(new_max));
+        smem.row_max[row] = new_max;
+        smem.row_sum[row] = smem.row_sum[row] * smem.rescale[row] + sum;
+      }
+    }
+    __syncwarp();  // the warp's rows of weights and their state are written
+
+    const float rescale = smem.rescale[o_row];
+#pragma unroll
+    for (int i = 0; i < D / kParts; ++i) o[i] *= rescale;
+#pragma unroll 2
+    for (int group = 0; group < kN / 4; ++group) {
+      const float4 weights = smem.s[o_row][place(o_row, group)];
+      const float weight[4] = {weights.x, weights.y, weights.z, weights.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int key = group * 4 + j;
+#pragma unroll
+        for (int i = 0; i < D / kParts / 8; ++i) {
+          const Chunk<T> value = smem.v[key][place(key, part + kParts * i)];
+#pragma unroll
+          for (int e = 0; e < 8; ++e) o[i * 8 + e] += weight[j] * to_float(value.x[e]);
+        }
+      }
+    }
+    __syncthreads();  // the tile is consumed
+  }
+
+  __syncthreads();  // also orders the initial row state when the loop ran no tile
+  if (m0 + o_row < p.seq_q) {
+    T *out = head_base(static_cast<T *>(p.o), p.o_strides, batch, head) + (m0 + o_row) * p.o_strides.row;
+    const float inverse = inverse_sum(smem.row_sum[o_row]);
+#pragma unroll
+    for (int i = 0; i < D / kParts / 8; ++i) {
+      Chunk<T> result;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) result.x[e] = from_float<T>(o[i * 8 + e] * inverse);
+      reinterpret_cast<uint4 *>(out)[part + kParts * i] = reinterpret_cast<const uint4 &>(result);
+    }
+    if (part == 0)
+      head_base(p.lse, p.lse_strides, batch, head)[(m0 + o_row) * p.lse_strides.row] =
+          log_sum_exp(smem.row_max[o_row], smem.row_sum[o_row]);
+  }
+}
+
+template <class T, int D>
+__device__ void forward(const Params &p) {
+  forward_tile<T, D>(p, blockIdx.z, blockIdx.y, blockIdx.x * kM);
+}
+
+FLASHLADDER_RUNG(r05_swizzle, kConfig)

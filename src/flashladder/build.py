@@ -1,0 +1,328 @@
+"""Compiles rungs into one shared library each, and records what the compiler made of them.
+
+A library's name carries the hash of everything it is made from: its source, the headers that source reaches, the
+binding, flags, compiler versions and architectures. So a library that exists is current, and nothing stale can load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from flashladder import paths, sass
+from flashladder.errors import BuildError, DriftError
+from flashladder.model import BuildRecord, KernelResources, Rung
+from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_ninja, find_nvcc
+
+ALL_ARCHS = ("sm_80", "sm_89", "sm_90a")
+NVCC_FLAGS = ("-std=c++20", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", "-objtemp", "--threads=1")
+CXX_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
+BINDING = paths.KERNEL / "binding" / "binding.cc"
+INCLUDE = paths.KERNEL / "include"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One library to build: where it will be and what it is made from."""
+
+    rung_id: str
+    source: Path
+    archs: tuple[str, ...]
+    digest: str
+
+    @property
+    def stem(self) -> str:
+        return f"{self.rung_id}-{self.digest[:16]}"
+
+    @property
+    def library(self) -> Path:
+        return paths.BUILD / f"{self.stem}.so"
+
+    @property
+    def log(self) -> Path:
+        return paths.BUILD / f"{self.stem}.log"
+
+    @property
+    def record(self) -> Path:
+        return paths.BUILD / f"{self.stem}.json"
+
+
+def source_closure(source: Path) -> list[Path]:
+    """`source` and every project header it includes, directly or not, in a fixed order.
+
+    Raises BuildError when a quoted include does not exist.
+    """
+    found: dict[Path, None] = {}
+    todo = [source]
+    while todo:
+        file = todo.pop()
+        if file in found:
+            continue
+        if not file.exists():
+            raise BuildError(f"{file} does not exist; check the source or the #include that names it")
+        found[file] = None
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(), re.MULTILINE):
+            beside = file.parent / name
+            todo.append(beside if beside.exists() else INCLUDE / name)
+    return sorted(found)
+
+
+@cache
+def _ffi_include() -> tuple[str, Path, Path]:
+    import tvm_ffi
+    from tvm_ffi import libinfo
+
+    return tvm_ffi.__version__, Path(libinfo.find_include_path()), Path(libinfo.find_libtvm_ffi())
+
+
+def gencode(archs: Sequence[str]) -> list[str]:
+    """nvcc's -gencode flags: one cubin an architecture, no PTX."""
+    return [f"-gencode=arch=compute_{a.removeprefix('sm_')},code={a}" for a in archs]
+
+
+def target(rung_id: str, source: Path, archs: Sequence[str]) -> Target:
+    """Hash what a library of `source` for `archs` is made from."""
+    nvcc = find_nvcc()
+    digest = hashlib.sha256()
+    facts = [nvcc.version, find_cxx(), _ffi_include()[0], *NVCC_FLAGS, *CXX_FLAGS, *gencode(archs)]
+    digest.update("\0".join(facts).encode())
+    for file in [*source_closure(source), *source_closure(BINDING)]:
+        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    return Target(rung_id, source, tuple(archs), digest.hexdigest())
+
+
+def _ninja_file(targets: Sequence[Target], nvcc: Nvcc) -> str:
+    """A build graph with paths relative to the repository root, so that no path enters an object file."""
+    version, ffi_include, ffi_library = _ffi_include()
+    binding_digest = hashlib.sha256(b"".join(f.read_bytes() for f in source_closure(BINDING)))
+    binding_digest.update("\0".join([version, find_cxx(), *CXX_FLAGS]).encode())
+    binding = f"build/binding-{binding_digest.hexdigest()[:16]}.o"
+
+    def relative(path: Path) -> str:
+        return os.path.relpath(path, paths.ROOT).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+    nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
+    ffi = shlex.quote(str(ffi_include))
+    link_dirs = " ".join(f"-L{shlex.quote(str(d))}" for d in nvcc.library_dirs)
+    lines = [
+        "builddir = build",
+        "rule binding",
+        f"  command = g++ {' '.join(CXX_FLAGS)} -Ikernel/include -isystem {ffi} -c $in -o $out",
+        "rule nvcc",
+        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} $gencode -Ikernel/include -c $in -o $out > $log 2>&1 "
+        "|| { cat $log; exit 1; }",
+        "rule link",
+        f"  command = {nvcc_path} -shared -cudart static {link_dirs} $in -o $out "
+        f"-Xlinker --build-id=none -Xlinker --exclude-libs=ALL {shlex.quote(str(ffi_library))}",
+        f"build {binding}: binding {relative(BINDING)}",
+    ]
+    for t in targets:
+        stem = f"build/{t.stem}"
+        lines += [
+            f"build {stem}.o: nvcc {relative(t.source)}",
+            f"  gencode = {' '.join(gencode(t.archs))}",
+            f"  log = {stem}.log",
+            f"build {stem}.so: link {stem}.o {binding}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def compile_targets(targets: Sequence[Target], progress: Progress = lambda _: None) -> dict[str, str]:
+    """Build the libraries that do not exist yet, in parallel. Returns {rung id: compiler output} of the failed ones."""
+    todo = [t for t in targets if not t.library.exists()]
+    if not todo:
+        return {}
+    nvcc, ninja = find_nvcc(), find_ninja()
+    paths.BUILD.mkdir(exist_ok=True)
+    ninja_file = paths.BUILD / "build.ninja"
+    ninja_file.write_text(_ninja_file(todo, nvcc))
+    command = [ninja, "-k", "0", "-f", str(ninja_file.relative_to(paths.ROOT))]
+    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+    with subprocess.Popen(
+        command, cwd=paths.ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        output = []
+        for line in process.stdout:
+            output.append(line)
+            if step := re.match(r"\[\d+/\d+\] ", line):
+                progress(step.group())
+    failed = {}
+    for t in todo:
+        if not t.library.exists():
+            log = t.log.read_text() if t.log.exists() else ""
+            failed[t.rung_id] = log if "error" in log else "".join(output)
+    return failed
+
+
+def _first_error(output: str) -> str:
+    for line in output.splitlines():
+        if "error" in line.lower():
+            return line.strip()
+    return output.strip().splitlines()[-1] if output.strip() else "the compiler said nothing"
+
+
+def _measure(t: Target) -> BuildRecord:
+    """Resources and SASS of a built library; cached beside it, since the library's name is its content."""
+    if t.record.exists():
+        return msgspec.json.decode(t.record.read_bytes(), type=BuildRecord)
+    from flashladder import native
+
+    log = t.log.read_text()
+    if bad := [w for w in sass.FORBIDDEN_WARNINGS if w in log]:
+        return _failed(t, f"ptxas warned {', '.join(bad)}: {_line_with(log, bad[0])}")
+    histograms: dict[tuple[str, str], dict[str, int]] = {}
+    if cuobjdump := find_cuda_tool("cuobjdump"):
+        nvdisasm = find_cuda_tool("nvdisasm")
+        search = f"{nvdisasm.parent}:{os.environ.get('PATH', '')}" if nvdisasm else os.environ.get("PATH", "")
+        listing = subprocess.run(
+            [cuobjdump, "-sass", t.library], capture_output=True, text=True, env={**os.environ, "PATH": search}
+        )
+        histograms = sass.parse_sass(listing.stdout)
+    kernels = tuple(
+        KernelResources(
+            arch=arch,
+            kernel=kernel,
+            registers=usage.registers,
+            spill_store_bytes=usage.spill_store_bytes,
+            spill_load_bytes=usage.spill_load_bytes,
+            stack_bytes=usage.stack_bytes,
+            shared_bytes=usage.shared_bytes,
+            sass=histograms.get((kernel, arch), {}),
+        )
+        for (kernel, arch), usage in sorted(sass.parse_ptxas(log).items())
+    )
+    record = BuildRecord(
+        rung=t.rung_id,
+        status="built",
+        sha256=hashlib.sha256(t.library.read_bytes()).hexdigest(),
+        compiler=f"nvcc {find_nvcc().version}",
+        flags=NVCC_FLAGS,
+        archs=t.archs,
+        config=native.load(t.library).config,
+        kernels=kernels,
+    )
+    t.record.write_bytes(msgspec.json.encode(record))
+    return record
+
+
+def _line_with(text: str, part: str) -> str:
+    return next((line.strip() for line in text.splitlines() if part in line), part)
+
+
+def _failed(t: Target, reason: str) -> BuildRecord:
+    return BuildRecord(
+        rung=t.rung_id,
+        status="failed",
+        reason=reason,
+        compiler=f"nvcc {find_nvcc().version}",
+        flags=NVCC_FLAGS,
+        archs=t.archs,
+    )
+
+
+def build(
+    rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = lambda _: None
+) -> list[tuple[Target, BuildRecord]]:
+    """Build every rung for `archs` that it supports; a rung that fails is a record, not an exception."""
+    jobs = [(r, target(r.id, paths.ROOT / r.source, [a for a in archs if supports(r, a)])) for r in rungs]
+    jobs = [(rung, t) for rung, t in jobs if t.archs]
+    failures = compile_targets([t for _, t in jobs], progress)
+    results = []
+    for _, t in jobs:
+        failed = failures.get(t.rung_id)
+        results.append((t, _measure(t) if failed is None else _failed(t, _first_error(failed))))
+    return results
+
+
+def supports(rung: Rung, arch: str) -> bool:
+    """Whether the rung runs on `arch` (sm_NN or sm_NNa)."""
+    return int(re.sub(r"\D", "", arch)) >= rung.min_arch
+
+
+# --- static checks --------------------------------------------------------------------------------------------------
+
+
+def static_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> list[str]:
+    """What the machine code or a configuration contradicts: missing opcodes, more or other than the declared change."""
+    by_id = {r.rung: r for r in records}
+    faults = []
+    for rung in rungs:
+        record = by_id.get(rung.id)
+        if record is None or record.status != "built":
+            continue
+        for kernel in record.kernels:
+            if kernel.sass and (missing := sass.missing_opcodes(rung.sass, kernel.sass)):
+                faults.append(f"{kernel.kernel} on {kernel.arch}: no {', '.join(missing)} in its machine code")
+        parent = by_id.get(rung.parent or "")
+        if parent is not None and parent.status == "built":
+            changed = changed_fields(parent.config, record.config)
+            if changed != set(rung.changes):
+                faults.append(
+                    f"{rung.id}: its Config differs from {rung.parent}'s in {sorted(changed)}, "
+                    f"experiments/ladder.toml declares {sorted(rung.changes)}"
+                )
+    return faults
+
+
+def changed_fields(parent: dict[str, int], child: dict[str, int]) -> set[str]:
+    """Names of the configuration fields that differ; tile_m and tile_n are one field, `tile`."""
+    names = {name for name in parent.keys() | child.keys() if parent.get(name) != child.get(name)}
+    return {"tile" if name.startswith("tile_") else name for name in names}
+
+
+def lock_path(compiler: str) -> Path:
+    return paths.KERNEL / "resources" / f"{compiler.replace(' ', '-')}.json"
+
+
+def _lock_content(records: Sequence[BuildRecord]) -> dict[str, dict[str, object]]:
+    return {
+        f"{k.kernel} {k.arch}": msgspec.to_builtins(k)
+        for r in records
+        for k in sorted(r.kernels, key=lambda k: (k.kernel, k.arch))
+    }
+
+
+def write_lock(records: Sequence[BuildRecord]) -> Path:
+    """Record the resources of every kernel, one line a kernel, for the compiler that built them."""
+    file = lock_path(records[0].compiler)
+    file.parent.mkdir(exist_ok=True)
+    rows = [f'"{k}": {msgspec.json.encode(v).decode()}' for k, v in _lock_content(records).items()]
+    file.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    return file
+
+
+def check_lock(records: Sequence[BuildRecord]) -> str:
+    """Compare with the lock of this compiler; says what was compared.
+
+    Raises DriftError on any difference. A compiler without a lock is not an error: its resources are its own.
+    """
+    file = lock_path(records[0].compiler)
+    if not file.exists():
+        return f"no resource lock for {records[0].compiler}: nothing to compare with"
+    locked = msgspec.json.decode(file.read_bytes())
+    drifted = []
+    content = _lock_content(records)
+    for key, now in content.items():
+        before = locked.get(key)
+        if before != now:
+            fields = [f for f in now if not before or before.get(f) != now[f]]
+            detail = ", ".join(f"{f} {before[f] if before else 'none'} -> {now[f]}" for f in fields if f != "sass")
+            drifted.append(f"{key}: {detail or 'SASS histogram differs'}")
+    if drifted:
+        raise DriftError(
+            f"{len(drifted)} kernels drifted from {file.name}: {'; '.join(drifted[:3])}; "
+            "if intended, run 'flashladder build --update-lock'"
+        )
+    return f"{len(content)} kernels match the resource lock of {records[0].compiler}"

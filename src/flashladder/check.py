@@ -1,0 +1,236 @@
+"""The correctness gate: a kernel against the float64 oracle.
+
+A case runs twice in the same buffers with fresh values, so that a result cached by pointer or shape is wrong the second
+time. Outputs are poisoned before each run, guards surround every tensor, inputs must come back unmutated. The error
+must be at most twice that of the unfused same-dtype reference, plus a floor.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from flashladder import reference
+from flashladder.arrays import NUMPY_DTYPES, Memory, bits
+from flashladder.inputs import LAYOUTS, Case, Placed, Values, place, values_of
+from flashladder.model import CheckRecord, Errors
+
+POISONS = (float("nan"), 12352.0)
+"""One a round. The second is a number, so that an element left unwritten shows even where NaN is right."""
+
+FACTOR = 2.0
+EPS = {"fp16": 2.0**-10, "bf16": 2.0**-7}
+LSE_FLOOR = 4e-6
+
+
+class Arm(Protocol):
+    """Something that computes attention: a rung or a peer."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sha256(self) -> str | None: ...
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /
+    ) -> tuple[Any, Any | None]:
+        """Returns O and LSE: the buffers that were passed, or its own; None when it gives no LSE."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    errors: Errors
+    limits: Errors
+    fault: str | None
+    """What failed, in words; None when within the limits."""
+
+
+def _stats(x: Any, y: Any) -> tuple[float, float]:
+    """Largest absolute and root mean square difference where y is finite; 0 when it is nowhere."""
+    xp = array_namespace(x, y)
+    finite = xp.isfinite(y)
+    if not bool(xp.any(finite)):
+        return 0.0, 0.0
+    difference = xp.abs(x[finite] - y[finite])
+    return float(xp.max(difference)), float(xp.sqrt(xp.mean(difference * difference)))
+
+
+def _same_specials(x: Any, y: Any) -> bool:
+    """NaN and each infinity stand in the same places."""
+    xp = array_namespace(x, y)
+    same_nan = xp.all(xp.isnan(x) == xp.isnan(y))
+    infinite = xp.isinf(y)
+    return bool(same_nan) and bool(xp.all(xp.isinf(x) == infinite)) and bool(xp.all(x[infinite] == y[infinite]))
+
+
+def _magnitude(y: Any) -> float:
+    xp = array_namespace(y)
+    return _stats(xp.zeros_like(y), y)[0]
+
+
+def distance(o: Any, lse: Any | None, oracle: tuple[Any, Any], unfused: tuple[Any, Any], dtype: str) -> Distance:
+    """Judge O and LSE (float64 arrays) against the oracle. Without an LSE only O is judged."""
+    o_max, o_rms = _stats(o, oracle[0])
+    lse_max = 0.0 if lse is None else _stats(lse, oracle[1])[0]
+    ref_max, ref_rms = _stats(unfused[0], oracle[0])
+    ref_lse = _stats(unfused[1], oracle[1])[0]
+    half_ulp = EPS[dtype] / 2 * _magnitude(oracle[0])
+    limits = Errors(
+        o_max=FACTOR * ref_max + half_ulp,
+        o_rms=FACTOR * ref_rms + half_ulp / 4,
+        lse_max=FACTOR * ref_lse + LSE_FLOOR * (1 + _magnitude(oracle[1])),
+    )
+    errors = Errors(
+        o_max=o_max if np.isfinite(o_max) else float("inf"),
+        o_rms=o_rms if np.isfinite(o_rms) else float("inf"),
+        lse_max=lse_max if np.isfinite(lse_max) else float("inf"),
+    )
+    fault = None
+    if not _same_specials(o, oracle[0]):
+        fault = "NaN or infinities of O are not where the oracle has them"
+    elif lse is not None and not _same_specials(lse, oracle[1]):
+        fault = "NaN or infinities of the LSE are not where the oracle has them"
+    else:
+        for field in ("o_max", "o_rms", "lse_max"):
+            error, limit = getattr(errors, field), getattr(limits, field)
+            if not error <= limit:
+                fault = f"{field} error {error:.3g}, limit {limit:.3g}"
+                break
+    return Distance(errors, limits, fault)
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    q: Placed
+    k: Placed
+    v: Placed
+    o: Placed
+    lse: Placed
+
+
+def _allocate(case: Case, memory: Memory) -> _Tensors:
+    s = case.cell.shape
+    layout = LAYOUTS[case.layout]
+    q_layout = LAYOUTS["bhsd"] if layout.kv_only else layout
+    dtype = NUMPY_DTYPES[case.cell.dtype]
+    q_dims = (s.batch, s.heads_q, s.seq_q, s.head_dim)
+    kv_dims = (s.batch, s.heads_kv, s.seq_k, s.head_dim)
+    lse = place(memory, (*q_dims[:3], 1), LAYOUTS["bhsd"], np.dtype(np.float32), 0.0)
+    return _Tensors(
+        q=place(memory, q_dims, q_layout, dtype, float("nan")),
+        k=place(memory, kv_dims, layout, dtype, float("nan")),
+        v=place(memory, kv_dims, layout, dtype, float("nan")),
+        o=place(memory, q_dims, q_layout, dtype, 0.0),
+        lse=Placed(lse.flat, lse.view[..., 0], lse.inside),
+    )
+
+
+def _call(arm: Arm, case: Case, t: _Tensors) -> tuple[Any, Any | None]:
+    return arm(t.q.view, t.k.view, t.v.view, t.o.view, t.lse.view, case.softmax_scale, case.cell.causal)
+
+
+def _round(
+    arm: Arm, case: Case, memory: Memory, tensors: _Tensors, values: Values, poison: float
+) -> tuple[Any, Any | None, str | None]:
+    """One run: O, LSE and a fault found around them (guards, mutated inputs)."""
+    for output in (tensors.o, tensors.lse):
+        memory.fill(output.flat, poison)
+    before = {name: memory.bits(placed.flat) for name, placed in vars(tensors).items()}
+    inputs = dict(zip(("q", "k", "v"), values, strict=True))
+
+    def produce() -> None:
+        for name, value in inputs.items():
+            view = getattr(tensors, name).view
+            shared = case.layout == "broadcast_batch" and name != "q"
+            if value.size:
+                memory.write(view[:1] if shared else view, value[:1] if shared else value)
+
+    o, lse = memory.run(produce, lambda: _call(arm, case, tensors))
+    for name, value in inputs.items():
+        if not np.array_equal(memory.bits(getattr(tensors, name).view), bits(value)):
+            return o, lse, f"the input {name} was mutated"
+    for name, placed in vars(tensors).items():
+        if np.any((memory.bits(placed.flat) != before[name]) & ~placed.inside):
+            return o, lse, f"memory outside {name} was written"
+    return o, lse, None
+
+
+def _differs(memory: Memory, arm: Arm, case: Case, tensors: _Tensors) -> str | None:
+    """Run again on the same inputs; every repeat must give the same bits."""
+    first: tuple[np.ndarray, ...] | None = None
+    for repeat in range(case.repeats):
+        o, lse = memory.run(lambda: None, lambda: _call(arm, case, tensors))
+        now = tuple(memory.bits(x) for x in (o, lse) if x is not None)
+        if first is None:
+            first = now
+        elif not all(np.array_equal(a, b) for a, b in zip(first, now, strict=True)):
+            return f"repeat {repeat + 1} of {case.repeats} on the same inputs gave other bits: a race"
+    return None
+
+
+def judge(case: Case, memory: Memory, values: Values, o: Any, lse: Any | None) -> Distance:
+    """Distance of outputs in `memory` from the oracle on `values`."""
+    q, k, v = (memory.float64(x) for x in values)
+    run = partial(reference.attention, q, k, v, scale=case.softmax_scale, causal=case.cell.causal)
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN by intent
+        oracle = run()
+        unfused = run(rounding=memory.rounding(case.cell.dtype))
+    return distance(memory.float64(o), None if lse is None else memory.float64(lse), oracle, unfused, case.cell.dtype)
+
+
+def seed_of(case: Case, seed: int) -> int:
+    """A seed of the case's own, reproducible from the run's."""
+    return zlib.crc32(f"{seed}/{case.id}".encode())
+
+
+def check_case(arm: Arm, case: Case, memory: Memory, seed: int) -> CheckRecord:
+    """Run one case. An exception that the binding raises for input it does not take is the status "unsupported"."""
+
+    def record(status: Any, reason: str | None, found: Distance | None = None) -> CheckRecord:
+        return CheckRecord(
+            arm=arm.name,
+            sha256=arm.sha256,
+            case=case.id,
+            cell=case.cell,
+            status=status,
+            reason=reason,
+            errors=_json_errors(found.errors) if found else None,
+            limits=_json_errors(found.limits) if found else None,
+            seed=seed,
+        )
+
+    tensors = _allocate(case, memory)
+    found: Distance | None = None
+    for number, poison in enumerate(POISONS):
+        values = values_of(case, seed_of(case, seed) + number)
+        try:
+            o, lse, fault = _round(arm, case, memory, tensors, values, poison)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            return record("unsupported", first_line(error))
+        except Exception as error:
+            return record("error", f"{type(error).__name__}: {first_line(error)}")
+        if fault is None:
+            found = judge(case, memory, values, o, lse)
+            fault = found.fault
+        if fault is not None:
+            return record("fail", f"round {number + 1}: {fault}", found)
+    if case.repeats > 1 and (fault := _differs(memory, arm, case, tensors)):
+        return record("fail", fault, found)
+    return record("pass", None, found)
+
+
+def _json_errors(errors: Errors) -> Errors:
+    """Infinite errors as the largest float: JSON has no infinity."""
+    big = float(np.finfo(np.float64).max)
+    return Errors(**{f: min(getattr(errors, f), big) for f in Errors.__struct_fields__})
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,420 @@
+"""Turns checks, builds and raw timings into verdicts. Pure: no GPU, and the same run gives the same records."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flashladder import flops, stats
+from flashladder.build import supports
+from flashladder.errors import FlashladderError
+from flashladder.ladder import Ladder, gpu_named
+from flashladder.model import (
+    ArmStats,
+    ArmTiming,
+    Cell,
+    CellTiming,
+    CheckRecord,
+    Comparison,
+    Diagnosis,
+    Estimate,
+    Gpu,
+    L2Mode,
+    Prediction,
+    PredictionOutcome,
+    Rung,
+    Status,
+)
+from flashladder.rundir import RunDir
+
+LAUNCH_BOUND = 1.2
+SLOW = 1.1
+MIN_SAMPLES = 6
+"""Fewest samples whose range covers the median with 95 %: 1 - 2 x 0.5^6."""
+
+_DIGITS = 9
+"""Significant digits kept: fewer than float64 has, so that a CPU's vector width does not show in the records."""
+
+Kind = Literal["rung", "peer"]
+Relation = Literal["parent", "baseline", "control"]
+Correction = Literal["holm", "bh", "none"]
+
+_Blocks = dict[int, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class _Arm:
+    stats: ArmStats
+    blocks: _Blocks
+    """Samples in ns of the valid blocks; empty unless the arm is timed."""
+
+    @property
+    def timed(self) -> bool:
+        return self.stats.status == "timed"
+
+
+def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
+    """Every arm's statistics in every cell, the corrected comparisons, and what became of the predictions.
+
+    Blocks on which the telemetry is invalid are left out of everything. Raises FlashladderError when a timing refers to
+    a block without telemetry.
+    """
+    judge = _Judge(run, ladder)
+    cells = [judge.arms(timing) for timing in run.timings()]
+    comparisons = _decide([c for arms in cells for c in _compare_cell(arms, ladder)])
+    return [
+        *(arm.stats for arms in cells for arm in arms),
+        *comparisons,
+        *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms]),
+    ]
+
+
+# --- one arm --------------------------------------------------------------------------------------------------------
+
+
+class _Judge:
+    """Decides what may be said of an arm of this run."""
+
+    def __init__(self, run: RunDir, ladder: Ladder) -> None:
+        self.run = run
+        self.ladder = ladder
+        self.machine = run.info.machine
+        self.gpu: Gpu | None = gpu_named(self.machine.gpu) if self.machine.gpu else None
+        self.builds = {b.rung: b for b in run.builds()}
+        self.checks: dict[str, list[CheckRecord]] = defaultdict(list)
+        for check in run.checks():
+            self.checks[check.arm].append(check)
+
+    def arms(self, timing: CellTiming) -> list[_Arm]:
+        """The ladder's rungs in order, those without a record in the cell too, then every other arm recorded."""
+        recorded = {arm.arm: arm for arm in timing.arms}
+        rungs = [
+            self._arm(recorded.pop(rung.id), timing) if rung.id in recorded else self._absent(rung, timing)
+            for rung in self.ladder.rungs
+        ]
+        return [*rungs, *(self._arm(arm, timing) for arm in recorded.values())]
+
+    def _arm(self, arm: ArmTiming, timing: CellTiming) -> _Arm:
+        if arm.status != "timed":
+            return _without_numbers(timing, arm.arm, arm.kind, arm.status, arm.reason)
+        blocks = self._valid_blocks(arm, timing)
+        fault = self._fault(arm, timing, blocks)
+        if fault is not None:
+            return _without_numbers(timing, arm.arm, arm.kind, *fault)
+        return _Arm(self._stats(arm, timing, blocks), blocks)
+
+    def _valid_blocks(self, arm: ArmTiming, timing: CellTiming) -> _Blocks:
+        if any(not 0 <= block < len(timing.telemetry) for block in arm.blocks) or len(arm.blocks) != len(arm.ns):
+            raise FlashladderError(
+                f"{self.run.path}: {arm.arm} in {timing.cell.id}: its {len(arm.ns)} samples name blocks that the "
+                f"record's {len(timing.telemetry)} telemetry readings do not have; time the cell again"
+            )
+        return {b: ns for b, ns in zip(arm.blocks, arm.ns, strict=True) if timing.telemetry[b].valid}
+
+    def _fault(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> tuple[Status, str] | None:
+        """Why the arm's times must not be used."""
+        unchecked = self._check_fault(arm.arm, arm.kind == "rung", arm.sha256, timing.cell)
+        if unchecked is not None:
+            return "failed", unchecked
+        if 2 * len(blocks) < MIN_SAMPLES:
+            return "skipped", f"insufficient samples: {len(blocks)} valid blocks of {len(arm.blocks)}"
+        least, floor = min(min(pair) for pair in blocks.values()) / 1e3, self._hard_floor_us(timing)
+        if least <= floor:
+            limit = f"the least the hardware could take, {floor:.3g} us"
+            return "failed", f"broken measurement: a sample of {least:.3g} us is not above {limit}"
+        return None
+
+    def _hard_floor_us(self, timing: CellTiming) -> float:
+        if self.gpu is None:
+            return 0.0
+        clock = self.machine.max_sm_clock_mhz
+        return 1e6 * flops.hard_floor_s(timing.cell, self.gpu, clock, warm=timing.l2 == "warm")
+
+    def _check_fault(self, name: str, is_rung: bool, sha256: str | None, cell: Cell) -> str | None:
+        """A rung must have passed every case with this very binary; a peer must not have failed in this cell."""
+        checks = [c for c in self.checks[name] if c.sha256 == sha256 and (is_rung or c.cell == cell)]
+        for check in checks:
+            if check.status not in ("pass", "unsupported"):
+                return f"correctness, case {check.case}: {check.reason or check.status}"
+        if is_rung and not any(check.status == "pass" for check in checks):
+            return "correctness: this binary has passed no check"
+        return None
+
+    def _stats(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> ArmStats:
+        cell = timing.cell
+        us = np.asarray(list(blocks.values())) / 1e3
+        device = _estimate(us)
+        host = _estimate(arm.host_us) if len(arm.host_us) >= MIN_SAMPLES else None
+        floor_us = 1e6 * flops.floor_s(cell, self.gpu) if self.gpu is not None else 0.0
+        return ArmStats(
+            cell=cell,
+            l2=timing.l2,
+            arm=arm.arm,
+            kind=arm.kind,
+            status="timed",
+            device_us=device,
+            host_us=host,
+            launch_bound=host.median > LAUNCH_BOUND * device.median if host is not None else None,
+            tflops=_rounded(flops.flops(cell) / device.median / 1e6),
+            roofline_pct=_rounded(100 * floor_us / device.median) if floor_us > 0 else None,
+            slow_samples=int((us > SLOW * device.median).sum()),
+        )
+
+    def _absent(self, rung: Rung, timing: CellTiming) -> _Arm:
+        status, reason = self._absence(rung, timing.cell)
+        return _without_numbers(timing, rung.id, "rung", status, reason)
+
+    def _absence(self, rung: Rung, cell: Cell) -> tuple[Status, str]:
+        arch, build = self.machine.arch, self.builds.get(rung.id)
+        if arch is not None and not supports(rung, arch):
+            return "unsupported", f"needs sm_{rung.min_arch}, the device is {arch}"
+        if build is None:
+            return "skipped", "not part of this run"
+        if build.status == "failed":
+            return "failed", f"build: {build.reason}"
+        fault = self._check_fault(rung.id, True, build.sha256, cell)
+        return ("failed", fault) if fault is not None else ("skipped", "not timed in this cell")
+
+
+def _without_numbers(timing: CellTiming, arm: str, kind: Kind, status: Status, reason: str | None) -> _Arm:
+    given = reason or "no reason was recorded"
+    return _Arm(ArmStats(cell=timing.cell, l2=timing.l2, arm=arm, kind=kind, status=status, reason=given), {})
+
+
+def _estimate(samples: ArrayLike) -> Estimate:
+    median, low, high = map(_rounded, stats.median_ci(samples))
+    return Estimate(median=median, ci=(low, high), n=int(np.size(np.asarray(samples))))
+
+
+def _rounded(x: float) -> float:
+    return float(f"{x:.{_DIGITS}g}")
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def _compare_cell(arms: Sequence[_Arm], ladder: Ladder) -> list[Comparison]:
+    """Control, parents and baselines of one cell, with raw p-values; the verdicts come with the correction."""
+    timed = {arm.stats.arm: arm for arm in arms if arm.timed}
+    floor = stats.practical_floor(None)
+    result: list[Comparison] = []
+    if ladder.control in timed and ladder.baseline in timed:
+        control = _compare(timed[ladder.control], timed[ladder.baseline], "control", floor)
+        floor = _rounded(stats.practical_floor(control.ratio))
+        result.append(control)
+    rungs = [rung for rung in ladder.rungs if rung.id in timed]
+    peers = [name for name, arm in timed.items() if arm.stats.kind == "peer" and name != ladder.control]
+    for rung in rungs:
+        if rung.parent in timed:
+            result.append(_compare(timed[rung.id], timed[rung.parent], "parent", floor))
+    for rung in rungs:
+        result += [_compare(timed[rung.id], timed[peer], "baseline", floor) for peer in peers]
+    if ladder.baseline in timed:
+        others = [peer for peer in peers if peer != ladder.baseline]
+        result += [_compare(timed[peer], timed[ladder.baseline], "baseline", floor) for peer in others]
+    return result
+
+
+def _compare(arm: _Arm, other: _Arm, relation: Relation, floor: float) -> Comparison:
+    cell, names = arm.stats.cell, (arm.stats.arm, other.stats.arm)
+    shared = [block for block in arm.blocks if block in other.blocks]
+    comparison = partial(
+        Comparison, cell=cell, arm=names[0], other=names[1], relation=relation, n=len(shared), floor=floor
+    )
+    if len(shared) < stats.MIN_QUADS:
+        return comparison(verdict="insufficient samples")
+    pair = stats.paired(_ns(arm, shared), _ns(other, shared), _seed(cell.id, *names))
+    return comparison(
+        verdict="ambiguous",
+        ratio=_rounded(pair.ratio),
+        ci=(_rounded(pair.ci[0]), _rounded(pair.ci[1])),
+        p=_rounded(pair.p),
+        cliffs_delta=_rounded(pair.cliffs_delta),
+    )
+
+
+def _ns(arm: _Arm, blocks: Iterable[int]) -> NDArray[np.float64]:
+    return np.asarray([arm.blocks[block] for block in blocks], dtype=np.float64)
+
+
+def _seed(*names: str) -> int:
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big")
+
+
+def _decide(raw: list[Comparison]) -> list[Comparison]:
+    """The comparisons with adjusted p-values and verdicts, in the same order.
+
+    Families: the ladder's steps within a cell (Holm); the cells of one arm against one baseline (Benjamini-Hochberg).
+    """
+    families: dict[Hashable, dict[int, float]] = defaultdict(dict)
+    for index, comparison in enumerate(raw):
+        if comparison.p is not None:
+            families[_family(comparison)][index] = comparison.p
+    decided = list(raw)
+    for family in families.values():
+        correction, adjust = _CORRECTIONS[raw[next(iter(family))].relation]
+        for index, p in zip(family, adjust(list(family.values())), strict=True):
+            decided[index] = _with_verdict(raw[index], _rounded(float(p)), correction)
+    return decided
+
+
+def _family(comparison: Comparison) -> Hashable:
+    if comparison.relation == "baseline":
+        return (comparison.relation, comparison.arm, comparison.other)
+    return (comparison.relation, comparison.cell)
+
+
+def _with_verdict(comparison: Comparison, p: float, correction: Correction) -> Comparison:
+    assert comparison.ratio is not None
+    assert comparison.ci is not None
+    verdict = stats.verdict(comparison.ratio, comparison.ci, p, comparison.floor, comparison.n)
+    return msgspec.structs.replace(comparison, p_adjusted=p, correction=correction, verdict=verdict)
+
+
+def _unadjusted(p: ArrayLike) -> NDArray[np.float64]:
+    return np.asarray(p, dtype=np.float64)
+
+
+_CORRECTIONS: dict[Relation, tuple[Correction, Callable[[ArrayLike], NDArray[np.float64]]]] = {
+    "parent": ("holm", stats.holm),
+    "baseline": ("bh", stats.benjamini_hochberg),
+    "control": ("none", _unadjusted),
+}
+
+
+# --- predictions ----------------------------------------------------------------------------------------------------
+
+
+def _predictions(
+    ladder: Ladder, comparisons: Sequence[Comparison], arms: Sequence[ArmStats]
+) -> list[PredictionOutcome]:
+    at_reference = {c.arm: c for c in comparisons if c.relation == "parent" and c.cell == ladder.reference}
+    states = {a.arm: a for a in arms if a.cell == ladder.reference}
+    return [
+        _outcome(rung, prediction, at_reference.get(rung.id), states)
+        for rung in ladder.rungs
+        for prediction in rung.predictions
+    ]
+
+
+def _outcome(
+    rung: Rung, prediction: Prediction, step: Comparison | None, states: dict[str, ArmStats]
+) -> PredictionOutcome:
+    outcome = partial(
+        PredictionOutcome,
+        rung=rung.id,
+        metric=prediction.metric,
+        direction=prediction.direction,
+        expected=prediction.ratio,
+    )
+    if prediction.metric != "time":
+        return outcome(measured=None, outcome="not measured", note="needs the profiling stage")
+    if step is None or step.ratio is None or step.ci is None:
+        return outcome(measured=None, outcome="not measured", note=_why_not(rung, step, states))
+    low, high = prediction.ratio
+    inside = low <= step.ratio <= high
+    touches = step.ci[0] <= high and low <= step.ci[1]
+    return outcome(
+        measured=step.ratio,
+        ci=step.ci,
+        outcome="confirmed" if inside or touches else "refuted",
+        note="only the confidence interval reaches the expected one" if touches and not inside else None,
+    )
+
+
+def _why_not(rung: Rung, step: Comparison | None, states: dict[str, ArmStats]) -> str:
+    if rung.parent is None:
+        return "the rung has no parent"
+    if step is not None:
+        return f"{step.verdict}: {step.n} blocks in which both ran"
+    for name in (rung.id, rung.parent):
+        if name not in states:
+            return "the reference cell was not timed"
+        if states[name].status != "timed":
+            return f"{name} {states[name].status}: {states[name].reason}"
+    raise AssertionError(f"{rung.id} and its parent are timed but not compared")
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """A run's diagnosis, indexed for tables, figures and summary. The control arm is not among its arms."""
+
+    def __init__(self, records: Iterable[Diagnosis], ladder: Ladder) -> None:
+        self.ladder = ladder
+        self.predictions: list[PredictionOutcome] = []
+        self._arms: dict[tuple[Cell, str], ArmStats] = {}
+        self._comparisons: dict[tuple[Cell, str], dict[str, Comparison]] = defaultdict(dict)
+        for record in records:
+            if isinstance(record, ArmStats):
+                if record.arm != ladder.control:
+                    self._arms[record.cell, record.arm] = record
+            elif isinstance(record, Comparison):
+                self._comparisons[record.cell, record.arm][record.other] = record
+            else:
+                self.predictions.append(record)
+        kinds = {name: arm.kind for (_, name), arm in self._arms.items()}
+        self._l2 = {arm.cell: arm.l2 for arm in self._arms.values()}
+        self.cells = tuple(self._l2)
+        """Cells with a record, in the order they were timed."""
+        self.rungs = tuple(name for name, kind in kinds.items() if kind == "rung")
+        """Rungs in ladder order."""
+        self.peers = tuple(sorted((n for n, kind in kinds.items() if kind == "peer"), key=ladder.baseline.__ne__))
+        """Peers in the order recorded, the baseline first."""
+
+    def arm(self, cell: Cell, name: str) -> ArmStats | None:
+        return self._arms.get((cell, name))
+
+    def arms(self, cell: Cell) -> list[ArmStats]:
+        """Rungs, then peers."""
+        return [arm for name in (*self.rungs, *self.peers) if (arm := self.arm(cell, name)) is not None]
+
+    def median_us(self, cell: Cell, name: str) -> float | None:
+        """Median device time, None unless timed."""
+        arm = self.arm(cell, name)
+        return arm.device_us.median if arm is not None and arm.device_us is not None else None
+
+    def l2(self, cell: Cell) -> L2Mode:
+        """The L2 state that the cell's samples started from."""
+        return self._l2[cell]
+
+    def fastest_rung(self, cell: Cell) -> str | None:
+        times = {name: us for name in self.rungs if (us := self.median_us(cell, name)) is not None}
+        return min(times, key=times.__getitem__, default=None)
+
+    def comparison(self, cell: Cell, name: str, other: str) -> Comparison | None:
+        return self.comparisons(cell, name).get(other)
+
+    def comparisons(self, cell: Cell, name: str) -> dict[str, Comparison]:
+        """What `name` was compared against in this cell, by the other's name."""
+        return self._comparisons.get((cell, name), {})
+
+    def ratio(self, cell: Cell, name: str, other: str) -> float | None:
+        """The other's time over this one's: from the paired comparison, or else of the medians."""
+        comparison = self.comparison(cell, name, other)
+        if comparison is not None and comparison.ratio is not None:
+            return comparison.ratio
+        mine, theirs = self.median_us(cell, name), self.median_us(cell, other)
+        return theirs / mine if mine is not None and theirs is not None else None
+
+    @property
+    def control(self) -> Comparison | None:
+        """The baseline against itself at the reference cell."""
+        return self.comparison(self.ladder.reference, self.ladder.control, self.ladder.baseline)
+
+
+def load_results(run: RunDir, ladder: Ladder) -> Results:
+    """Reads diagnosis.jsonl; raises FlashladderError when it has no record."""
+    records = run.diagnosis()
+    if not records:
+        raise FlashladderError(f"{run.path} has no diagnosis; run 'flashladder diagnose' on it first")
+    return Results(records, ladder)

@@ -1,0 +1,34 @@
+"""Loads a rung's library and calls it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Forward(Protocol):
+    """What the gate and the timer call: writes o and lse from q, k, v.
+
+    q, o: (B, Hq, Sq, D); k, v: (B, Hk, Sk, D), any strides whose last is 1; lse: (B, Hq, Sq) float32, natural log.
+    Enqueues on the caller's current stream. Raises before any launch when it cannot take the input.
+    """
+
+    def __call__(self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Library:
+    path: Path
+    forward: Forward
+    config: dict[str, int]
+    """The Config that the library was compiled with (kernel/include/rung.h)."""
+
+
+def load(path: Path) -> Library:
+    """Load a rung's library. Needs no GPU; calling `forward` does."""
+    import tvm_ffi
+
+    module = tvm_ffi.load_module(str(path))
+    return Library(path=path, forward=module.forward, config=json.loads(str(module.config())))

@@ -1,0 +1,340 @@
+"""Tables as pure functions: diagnosis records -> rows of text -> Markdown or LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from flashladder import flops
+from flashladder.diagnose import Results
+from flashladder.ladder import gpu_named
+from flashladder.model import (
+    ArmStats,
+    BuildRecord,
+    Cell,
+    Comparison,
+    Estimate,
+    KernelResources,
+    PredictionOutcome,
+    RunInfo,
+)
+from flashladder.summary import sets_of
+
+NOT_MEASURED = "not measured"
+NOT_APPLICABLE = "-"
+REASON_CHARS = 100
+
+
+@dataclass(frozen=True)
+class Table:
+    """Plain text; escaping belongs to the output format."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def without(self, *columns: str) -> Table:
+        keep = [i for i, name in enumerate(self.columns) if name not in columns]
+        return Table(tuple(self.columns[i] for i in keep), tuple(tuple(row[i] for i in keep) for row in self.rows))
+
+
+def markdown(table: Table) -> str:
+    """A GitHub table, without a final newline."""
+    rows = [[markdown_escape(cell) for cell in row] for row in table.rows]
+    return tabulate(rows, [markdown_escape(c) for c in table.columns], "github", disable_numparse=True)
+
+
+def latex(table: Table) -> str:
+    """A booktabs `tabular`, without a final newline. tabulate escapes the text."""
+    rows = [[one_line(cell) for cell in row] for row in table.rows]
+    return tabulate(rows, table.columns, "latex_booktabs", disable_numparse=True)
+
+
+def markdown_escape(text: str) -> str:
+    """`text` such that GitHub shows it as it is, in a table cell too. Underscores inside words need no escape."""
+    escaped = re.sub(r"[\\`*\[\]<>|~$&]", r"\\\g<0>", one_line(text))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", escaped)
+
+
+def latex_escape(text: str) -> str:
+    """`text` as LaTeX shows it outside tables, by the same rules as tabulate's tables."""
+    cell = tabulate([[one_line(text)]], tablefmt="latex_booktabs", disable_numparse=True).splitlines()[2]
+    return cell.strip().removesuffix("\\\\").strip()
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """At least three significant digits, never an exponent."""
+    return f"{value:.{_decimals(value)}f}"
+
+
+def interval(value: float, ci: tuple[float, float]) -> str:
+    """`value [low, high]`, all with the decimals of the value."""
+    decimals = _decimals(value)
+    return f"{value:.{decimals}f} [{ci[0]:.{decimals}f}, {ci[1]:.{decimals}f}]"
+
+
+def _decimals(value: float) -> int:
+    return max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+
+
+def estimate(value: Estimate | None) -> str:
+    return NOT_MEASURED if value is None else interval(value.median, value.ci)
+
+
+def comparison(value: Comparison | None) -> str:
+    """`ratio [low, high] verdict`; a verdict without numbers when the samples do not suffice."""
+    if value is None:
+        return NOT_MEASURED
+    if value.ratio is None or value.ci is None:
+        return value.verdict
+    return f"{interval(value.ratio, value.ci)} {value.verdict}"
+
+
+def shape(cell: Cell) -> str:
+    """The sizes, as in "B2 H8 S512 D64"."""
+    s = cell.shape
+    heads = f"H{s.heads_q}" if s.heads_q == s.heads_kv else f"H{s.heads_q}/{s.heads_kv}"
+    seq = f"S{s.seq_q}" if s.seq_q == s.seq_k else f"S{s.seq_q}/{s.seq_k}"
+    return f"B{s.batch} {heads} {seq} D{s.head_dim}"
+
+
+def _optional(value: float | None, unit: str = "") -> str:
+    return NOT_MEASURED if value is None else number(value) + unit
+
+
+def _shortened(reason: str) -> str:
+    text = one_line(reason)
+    return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 3].rstrip() + "..."
+
+
+def _state(arm: ArmStats | None) -> str:
+    """Why there are no numbers."""
+    return NOT_MEASURED if arm is None else f"{arm.status}: {_shortened(arm.reason or '')}"
+
+
+# --- the ladder at the reference cell -------------------------------------------------------------------------------
+
+
+def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo) -> Table:
+    """The ladder at the reference cell, in ladder order, and the peers below it. A rung without numbers keeps its row.
+
+    "x NAME" columns are NAME's time over the row's: the paired comparison where there is one, else of the medians.
+    """
+    ladder = results.ladder
+    first = ladder.rungs[0].id
+    columns = (
+        "rung",
+        "change",
+        "time (us)",
+        "x parent",
+        f"x {first}",
+        f"x {ladder.baseline}",
+        "TFLOP/s",
+        "% of roofline",
+        "registers",
+        "spills (B)",
+        "smem (B)",
+        "occupancy",
+        "predicted x parent",
+    )
+    by_rung = {b.rung: b for b in builds}
+    rungs = [
+        (
+            rung.id,
+            rung.change,
+            *_measured(results, rung.id, rung.parent),
+            *_resources(by_rung.get(rung.id), ladder.reference, info),
+            _prediction(results, rung.id),
+        )
+        for rung in ladder.rungs
+    ]
+    peers = [(peer, "peer", *_measured(results, peer, None), *[NOT_APPLICABLE] * 5) for peer in results.peers]
+    return Table(columns, (*rungs, *peers))
+
+
+RESOURCE_COLUMNS = ("registers", "spills (B)", "smem (B)", "occupancy")
+
+
+def _measured(results: Results, name: str, parent: str | None) -> tuple[str, ...]:
+    """Time, the three ratios, TFLOP/s and % of roofline."""
+    ladder = results.ladder
+    arm = results.arm(ladder.reference, name)
+    timed = arm is not None and arm.status == "timed"
+    against_parent = NOT_APPLICABLE
+    if parent is not None:
+        against_parent = comparison(results.comparison(ladder.reference, name, parent))
+    return (
+        estimate(arm.device_us) if arm is not None and timed else _state(arm),
+        against_parent,
+        _against(results, name, ladder.rungs[0].id),
+        _against(results, name, ladder.baseline),
+        _optional(arm.tflops if arm is not None else None),
+        _optional(arm.roofline_pct if arm is not None else None),
+    )
+
+
+def _against(results: Results, name: str, other: str) -> str:
+    if name == other:
+        return NOT_APPLICABLE
+    paired = results.comparison(results.ladder.reference, name, other)
+    if paired is not None:
+        return comparison(paired)
+    return _optional(results.ratio(results.ladder.reference, name, other))
+
+
+def resources(build: BuildRecord, cell: Cell, arch: str | None) -> KernelResources | None:
+    """What the compiler gave the kernel of this cell's dtype and head dimension on `arch`."""
+    name = f"{build.rung}_{cell.dtype}_d{cell.shape.head_dim}"
+    for kernel in build.kernels:
+        if kernel.kernel == name and arch is not None and kernel.arch.rstrip("a") == arch.rstrip("a"):
+            return kernel
+    return None
+
+
+def _resources(build: BuildRecord | None, cell: Cell, info: RunInfo) -> tuple[str, ...]:
+    """Registers, spills, shared memory and theoretical occupancy."""
+    kernel = resources(build, cell, info.machine.arch) if build is not None else None
+    if build is None or kernel is None:
+        return (NOT_MEASURED,) * len(RESOURCE_COLUMNS)
+    gpu = gpu_named(info.machine.gpu) if info.machine.gpu else None
+    threads = build.config.get("threads")
+    occupancy = NOT_MEASURED
+    if gpu is not None and threads:
+        occupancy = f"{100 * flops.occupancy(kernel.registers, kernel.shared_bytes, threads, gpu):.0f} %"
+    spills = kernel.spill_store_bytes + kernel.spill_load_bytes
+    return str(kernel.registers), str(spills), str(kernel.shared_bytes), occupancy
+
+
+def _prediction(results: Results, rung: str) -> str:
+    outcomes = [p for p in results.predictions if p.rung == rung and p.metric == "time"]
+    return "; ".join(f"{_expected(p)}: {p.outcome}" for p in outcomes) or NOT_APPLICABLE
+
+
+def _expected(outcome: PredictionOutcome) -> str:
+    return f"{outcome.expected[0]:g} to {outcome.expected[1]:g}"
+
+
+# --- other tables ---------------------------------------------------------------------------------------------------
+
+
+def headline_cells(results: Results) -> list[Cell]:
+    """The measured cells of the headline set, ordered by dtype, head dimension, mask and length."""
+    cells = [cell for cell in results.cells if "headline" in sets_of(cell, results.l2(cell))]
+    return sorted(cells, key=lambda c: (c.dtype, c.shape.head_dim, c.causal, c.shape.seq_k, c.shape))
+
+
+def headline(results: Results) -> Table:
+    """TFLOP/s by shape: the fastest rung of each cell and every peer. What was not timed says so."""
+    baseline = results.ladder.baseline
+    columns = ("shape", "mask", "dtype", "best rung", "TFLOP/s", f"x {baseline}", *results.peers)
+    rows = []
+    for cell in headline_cells(results):
+        best = results.fastest_rung(cell)
+        numbers = (NOT_MEASURED,) * 3
+        if best is not None:
+            numbers = (best, _rate(results, cell, best), comparison(results.comparison(cell, best, baseline)))
+        peers = (_rate(results, cell, peer) for peer in results.peers)
+        rows.append((shape(cell), cell.mask, cell.dtype, *numbers, *peers))
+    return Table(columns, tuple(rows))
+
+
+def _rate(results: Results, cell: Cell, name: str) -> str:
+    arm = results.arm(cell, name)
+    if arm is None:
+        return NOT_MEASURED
+    return _optional(arm.tflops) if arm.status == "timed" else arm.status
+
+
+def failures(results: Results) -> Table:
+    """What has no numbers: a row for each arm and kind of reason. Reasons that differ only in digits are one kind."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name in (*results.rungs, *results.peers):
+        for cell in results.cells:
+            arm = results.arm(cell, name)
+            if arm is not None and arm.status != "timed":
+                reason = _shortened(arm.reason or "")
+                groups.setdefault((name, arm.status, re.sub(r"\d+(\.\d+)?", "#", reason)), []).append(reason)
+    rows = [
+        (name, status, _common(reasons), f"{len(reasons)} of {len(results.cells)}")
+        for (name, status, _), reasons in groups.items()
+    ]
+    return Table(("name", "status", "reason", "cells"), tuple(rows))
+
+
+def _common(reasons: Sequence[str]) -> str:
+    return reasons[0] if len(set(reasons)) == 1 else f"for example: {reasons[0]}"
+
+
+def predictions(results: Results) -> Table:
+    """Every declared prediction and what became of it."""
+    rows = [
+        (
+            p.rung,
+            p.metric,
+            _expected(p),
+            NOT_MEASURED if p.measured is None or p.ci is None else interval(p.measured, p.ci),
+            p.outcome,
+            p.note or NOT_APPLICABLE,
+        )
+        for p in results.predictions
+    ]
+    return Table(("rung", "metric", "expected ratio", "measured", "outcome", "note"), tuple(rows))
+
+
+def machine(info: RunInfo) -> Table:
+    """Where and from what the run was made."""
+    m = info.machine
+    fields: list[tuple[str, object]] = [
+        ("run", info.id),
+        ("preset", info.preset),
+        ("date", info.date),
+        ("commit", info.commit + (" with uncommitted changes" if info.dirty else "")),
+        ("GPU", m.gpu),
+        ("GPU digest", m.gpu_digest),
+        ("architecture", m.arch),
+        ("SMs", m.sm_count),
+        ("L2 (MiB)", _mib(m.l2_bytes)),
+        ("memory (MiB)", _mib(m.memory_bytes)),
+        ("VBIOS", m.vbios),
+        ("driver", m.driver),
+        ("CUDA of the driver", m.cuda_driver),
+        ("power limit (W)", m.power_limit_w),
+        ("largest SM clock (MHz)", m.max_sm_clock_mhz),
+        ("largest memory clock (MHz)", m.max_memory_clock_mhz),
+        ("ECC", m.ecc),
+        ("MIG", m.mig),
+        ("CPU", m.cpu),
+        ("Python", m.python),
+        ("torch", m.torch),
+        ("CUDA of torch", m.torch_cuda),
+        ("cuDNN", m.cudnn),
+        ("nvcc", m.nvcc),
+        ("container", m.container),
+    ]
+    return Table(("what", "value"), tuple((name, _fact(value)) for name, value in fields))
+
+
+def _fact(value: object) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case bool():
+            return "on" if value else "off"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def _mib(size: int | None) -> int | None:
+    return None if size is None else size // 2**20
