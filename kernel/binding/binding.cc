@@ -25,7 +25,7 @@ constexpr int kMaxGridYZ = 65535;
 constexpr int64_t kMaxSeq = int64_t{1} << 30;
 
 std::string dtype_name(DLDataType t) {
-  const char *kind = t.code == kDLFloat ? "float" : t.code == kDLBfloat ? "bfloat" : t.code == kDLInt ? "int" : "type";
+  const char* kind = t.code == kDLFloat ? "float" : t.code == kDLBfloat ? "bfloat" : t.code == kDLInt ? "int" : "type";
   return kind + std::to_string(t.bits);
 }
 
@@ -37,14 +37,14 @@ struct Shape {
   int64_t batch, heads, rows, head_dim;
 };
 
-char *address_of(ffi::TensorView x) { return static_cast<char *>(x.data_ptr()) + x.byte_offset(); }
+char* address_of(ffi::TensorView x) { return static_cast<char*>(x.data_ptr()) + x.byte_offset(); }
 
 // A size-1 axis never moves, so its stride is free: 0 keeps the alignment check honest.
 int64_t stride_of(ffi::TensorView x, int axis) { return x.size(axis) == 1 ? 0 : x.stride(axis); }
 
 Strides strides_of(ffi::TensorView x) { return {stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)}; }
 
-void check_matrix(const char *name, ffi::TensorView x, Shape expected, DLDataType dtype, DLDevice device,
+void check_matrix(const char* name, ffi::TensorView x, Shape expected, DLDataType dtype, DLDevice device,
                   int access_bytes) {
   if (x.dtype() != dtype)
     TVM_FFI_THROW(TypeError) << name << " is " << dtype_name(x.dtype()) << ", expected " << dtype_name(dtype)
@@ -52,7 +52,8 @@ void check_matrix(const char *name, ffi::TensorView x, Shape expected, DLDataTyp
   if (x.device().device_type != device.device_type || x.device().device_id != device.device_id)
     TVM_FFI_THROW(ValueError) << name << " is on another device than q; move all tensors to one device";
   if (x.ndim() != 4)
-    TVM_FFI_THROW(ValueError) << name << " has " << x.ndim() << " dimensions, expected 4: (batch, heads, seq, head_dim)";
+    TVM_FFI_THROW(ValueError) << name << " has " << x.ndim()
+                              << " dimensions, expected 4: (batch, heads, seq, head_dim)";
   const Shape shape{x.size(0), x.size(1), x.size(2), x.size(3)};
   if (shape.batch != expected.batch || shape.heads != expected.heads || shape.rows != expected.rows ||
       shape.head_dim != expected.head_dim)
@@ -72,7 +73,7 @@ void check_matrix(const char *name, ffi::TensorView x, Shape expected, DLDataTyp
 
 void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
              double scale, bool causal) {
-  const flashladder::Rung &rung = *flashladder_rung();
+  const flashladder::Rung& rung = *flashladder_rung();
   const DLDevice device = q.device();
   if (device.device_type != kDLCUDA)
     TVM_FFI_THROW(ValueError) << "q is not in GPU memory, expected a CUDA tensor; call .cuda() on it";
@@ -112,7 +113,7 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
       .k = address_of(k),
       .v = address_of(v),
       .o = address_of(o),
-      .lse = reinterpret_cast<float *>(address_of(lse)),
+      .lse = reinterpret_cast<float*>(address_of(lse)),
       .q_strides = strides_of(q),
       .k_strides = strides_of(k),
       .v_strides = strides_of(v),
@@ -127,13 +128,13 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
       .causal = causal,
   };
   const Dtype dtype = q.dtype().code == kDLFloat ? Dtype::fp16 : Dtype::bf16;
-  void *stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
+  void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
   if (const int error = rung.launch(params, dtype, static_cast<int>(q_shape.head_dim), device.device_id, stream))
     TVM_FFI_THROW(RuntimeError) << rung.id << ": launch failed: " << rung.error_name(error);
 }
 
 ffi::String config() {
-  const Config &c = flashladder_rung()->config;
+  const Config& c = flashladder_rung()->config;
   std::ostringstream json;
   json << "{\"tile_m\":" << c.tile_m << ",\"tile_n\":" << c.tile_n << ",\"grid\":" << static_cast<int>(c.grid)
        << ",\"reduction\":" << static_cast<int>(c.reduction) << ",\"access_bytes\":" << c.access_bytes

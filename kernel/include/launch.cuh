@@ -27,7 +27,7 @@ class DeviceGuard {
   int device_, previous_ = device_;
 };
 
-inline int launch(void (*kernel)(Params), const Config &config, Params p, int device, cudaStream_t stream) {
+inline int launch(void (*kernel)(Params), const Config& config, Params p, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return guard.error;
   if (config.grid == Grid::single) {
@@ -41,10 +41,10 @@ inline int launch(void (*kernel)(Params), const Config &config, Params p, int de
     kernel<<<dim3(tiles, p.heads_q, p.batch), config.threads, 0, stream>>>(p);
     if (const cudaError_t error = cudaGetLastError()) return error;
     const int64_t step = p.batch;
-    p.q = static_cast<const uint16_t *>(p.q) + step * p.q_strides.batch;
-    p.k = static_cast<const uint16_t *>(p.k) + step * p.k_strides.batch;
-    p.v = static_cast<const uint16_t *>(p.v) + step * p.v_strides.batch;
-    p.o = static_cast<uint16_t *>(p.o) + step * p.o_strides.batch;
+    p.q = static_cast<const uint16_t*>(p.q) + step * p.q_strides.batch;
+    p.k = static_cast<const uint16_t*>(p.k) + step * p.k_strides.batch;
+    p.v = static_cast<const uint16_t*>(p.v) + step * p.v_strides.batch;
+    p.o = static_cast<uint16_t*>(p.o) + step * p.o_strides.batch;
     p.lse += step * p.lse_strides.batch;
   }
   return cudaSuccess;
@@ -52,26 +52,26 @@ inline int launch(void (*kernel)(Params), const Config &config, Params p, int de
 
 }  // namespace flashladder
 
-#define FLASHLADDER_KERNEL(NAME, T, D, CONFIG)                                                   \
+#define FLASHLADDER_KERNEL(NAME, T, D, CONFIG)                                                                       \
   extern "C" __global__ void __launch_bounds__(CONFIG.threads) NAME(const __grid_constant__ flashladder::Params p) { \
-    forward<T, D>(p);                                                                            \
+    forward<T, D>(p);                                                                                                \
   }
 
 // Kernels are extern "C" so that their names are stable and rebuilding gives the same bytes.
-#define FLASHLADDER_RUNG(ID, CONFIG)                                                                             \
-  FLASHLADDER_KERNEL(ID##_fp16_d64, __half, 64, CONFIG)                                                          \
-  FLASHLADDER_KERNEL(ID##_fp16_d128, __half, 128, CONFIG)                                                        \
-  FLASHLADDER_KERNEL(ID##_bf16_d64, __nv_bfloat16, 64, CONFIG)                                                   \
-  FLASHLADDER_KERNEL(ID##_bf16_d128, __nv_bfloat16, 128, CONFIG)                                                 \
-  extern "C" const flashladder::Rung *flashladder_rung() {                                                       \
-    using namespace flashladder;                                                                                 \
-    static const Rung rung{#ID, CONFIG,                                                                          \
-                           [](const Params &p, Dtype dtype, int head_dim, int device, void *stream) {                        \
-                             const bool fp16 = dtype == Dtype::fp16;                                             \
-                             auto *kernel = head_dim == 64 ? (fp16 ? ID##_fp16_d64 : ID##_bf16_d64)              \
-                                                           : (fp16 ? ID##_fp16_d128 : ID##_bf16_d128);           \
-                             return launch(kernel, CONFIG, p, device, static_cast<cudaStream_t>(stream));                \
-                           },                                                                                    \
-                           [](int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }};         \
-    return &rung;                                                                                                \
+#define FLASHLADDER_RUNG(ID, CONFIG)                                                                      \
+  FLASHLADDER_KERNEL(ID##_fp16_d64, __half, 64, CONFIG)                                                   \
+  FLASHLADDER_KERNEL(ID##_fp16_d128, __half, 128, CONFIG)                                                 \
+  FLASHLADDER_KERNEL(ID##_bf16_d64, __nv_bfloat16, 64, CONFIG)                                            \
+  FLASHLADDER_KERNEL(ID##_bf16_d128, __nv_bfloat16, 128, CONFIG)                                          \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                                \
+    using namespace flashladder;                                                                          \
+    static const Rung rung{#ID, CONFIG,                                                                   \
+                           [](const Params& p, Dtype dtype, int head_dim, int device, void* stream) {     \
+                             const bool fp16 = dtype == Dtype::fp16;                                      \
+                             auto* kernel = head_dim == 64 ? (fp16 ? ID##_fp16_d64 : ID##_bf16_d64)       \
+                                                           : (fp16 ? ID##_fp16_d128 : ID##_bf16_d128);    \
+                             return launch(kernel, CONFIG, p, device, static_cast<cudaStream_t>(stream)); \
+                           },                                                                             \
+                           [](int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }};  \
+    return &rung;                                                                                         \
   }

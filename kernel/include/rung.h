@@ -14,8 +14,8 @@ struct Strides {
 // lse: (batch, heads_q, seq_q), float32, natural log. Query head h reads kv head h / (heads_q / heads_kv).
 struct Params {
   const void *q, *k, *v;
-  void *o;
-  float *lse;
+  void* o;
+  float* lse;
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
   int32_t batch, heads_q, heads_kv, seq_q, seq_k;
   float scale_log2;  // softmax scale x log2(e): scores are kept in the base-2 domain
@@ -50,16 +50,16 @@ struct Config {
 };
 
 // Enqueues the kernel on `stream` (a cudaStream_t of `device`); returns a cudaError_t. head_dim is 64 or 128.
-using Launch = int (*)(const Params &, Dtype, int head_dim, int device, void *stream);
+using Launch = int (*)(const Params&, Dtype, int head_dim, int device, void* stream);
 
 struct Rung {
-  const char *id;
+  const char* id;
   Config config;
   Launch launch;
-  const char *(*error_name)(int);
+  const char* (*error_name)(int);
 };
 
 }  // namespace flashladder
 
 // The one symbol of a rung's library.
-extern "C" const flashladder::Rung *flashladder_rung();
+extern "C" const flashladder::Rung* flashladder_rung();

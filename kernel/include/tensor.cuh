@@ -14,20 +14,24 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 template <class T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
 template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 // First element of (batch, head); rows follow at strides.row. 64-bit: tensors pass 2^31 elements.
 template <class T>
-__device__ __forceinline__ T *head_base(T *tensor, const Strides &strides, int batch, int head) {
+__device__ __forceinline__ T* head_base(T* tensor, const Strides& strides, int batch, int head) {
   return tensor + batch * strides.batch + head * strides.head;
 }
 
-__device__ __forceinline__ int kv_head(const Params &p, int head) { return head / (p.heads_q / p.heads_kv); }
+__device__ __forceinline__ int kv_head(const Params& p, int head) { return head / (p.heads_q / p.heads_kv); }
 
 // Number of keys that query row `query` sees; 0 for rows above the diagonal when seq_q > seq_k.
-__device__ __forceinline__ int visible_keys(const Params &p, int query) {
+__device__ __forceinline__ int visible_keys(const Params& p, int query) {
   return p.causal ? max(0, min(p.seq_k, query + p.seq_k - p.seq_q + 1)) : p.seq_k;
 }
 

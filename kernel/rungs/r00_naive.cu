@@ -18,10 +18,10 @@ constexpr Config kConfig{
 };
 
 template <class T, int D>
-__device__ void forward_row(const Params &p, int batch, int head, int query) {
-  const T *q_row = head_base(static_cast<const T *>(p.q), p.q_strides, batch, head) + query * p.q_strides.row;
-  const T *k_row = head_base(static_cast<const T *>(p.k), p.k_strides, batch, kv_head(p, head));
-  const T *v_row = head_base(static_cast<const T *>(p.v), p.v_strides, batch, kv_head(p, head));
+__device__ void forward_row(const Params& p, int batch, int head, int query) {
+  const T* q_row = head_base(static_cast<const T*>(p.q), p.q_strides, batch, head) + query * p.q_strides.row;
+  const T* k_row = head_base(static_cast<const T*>(p.k), p.k_strides, batch, kv_head(p, head));
+  const T* v_row = head_base(static_cast<const T*>(p.v), p.v_strides, batch, kv_head(p, head));
 
   T q[D];
   float o[D];
@@ -48,7 +48,7 @@ __device__ void forward_row(const Params &p, int batch, int head, int query) {
     for (int d = 0; d < D; ++d) o[d] = o[d] * rescale + weight * to_float(v_row[d]);
   }
 
-  T *o_row = head_base(static_cast<T *>(p.o), p.o_strides, batch, head) + query * p.o_strides.row;
+  T* o_row = head_base(static_cast<T*>(p.o), p.o_strides, batch, head) + query * p.o_strides.row;
   const float inverse = inverse_sum(row_sum);
 #pragma unroll
   for (int d = 0; d < D; ++d) o_row[d] = from_float<T>(o[d] * inverse);
@@ -56,7 +56,7 @@ __device__ void forward_row(const Params &p, int batch, int head, int query) {
 }
 
 template <class T, int D>
-__device__ void forward(const Params &p) {
+__device__ void forward(const Params& p) {
   const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q * p.seq_q;
   for (int64_t row = threadIdx.x; row < rows; row += kConfig.threads) {
     const int64_t head = row / p.seq_q;

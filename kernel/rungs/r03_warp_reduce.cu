@@ -32,7 +32,7 @@ struct Shared {
 
 // Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN.
 template <class T, int D>
-__device__ void load_tile(T (*tile)[D], const T *source, int64_t row_stride, int first, int rows) {
+__device__ void load_tile(T (*tile)[D], const T* source, int64_t row_stride, int first, int rows) {
   for (int i = threadIdx.x; i < 32 * D; i += kConfig.threads) {
     const int row = i / D, d = i % D;
     tile[row][d] = first + row < rows ? source[(first + row) * row_stride + d] : from_float<T>(0.f);
@@ -40,13 +40,13 @@ __device__ void load_tile(T (*tile)[D], const T *source, int64_t row_stride, int
 }
 
 template <class T, int D>
-__device__ void forward_tile(const Params &p, int batch, int head, int m0) {
+__device__ void forward_tile(const Params& p, int batch, int head, int m0) {
   __shared__ Shared<T, D> smem;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int o_row = threadIdx.x / kParts, part = threadIdx.x % kParts;
-  const T *q = head_base(static_cast<const T *>(p.q), p.q_strides, batch, head);
-  const T *k = head_base(static_cast<const T *>(p.k), p.k_strides, batch, kv_head(p, head));
-  const T *v = head_base(static_cast<const T *>(p.v), p.v_strides, batch, kv_head(p, head));
+  const T* q = head_base(static_cast<const T*>(p.q), p.q_strides, batch, head);
+  const T* k = head_base(static_cast<const T*>(p.k), p.k_strides, batch, kv_head(p, head));
+  const T* v = head_base(static_cast<const T*>(p.v), p.v_strides, batch, kv_head(p, head));
 
   load_tile<T, D>(smem.q, q, p.q_strides.row, m0, p.seq_q);
   if (threadIdx.x < kM) {
@@ -100,11 +100,10 @@ __device__ void forward_tile(const Params &p, int batch, int head, int m0) {
 
   __syncthreads();  // also orders the initial row state when the loop ran no tile
   if (m0 + o_row < p.seq_q) {
-    T *out = head_base(static_cast<T *>(p.o), p.o_strides, batch, head) + (m0 + o_row) * p.o_strides.row;
+    T* out = head_base(static_cast<T*>(p.o), p.o_strides, batch, head) + (m0 + o_row) * p.o_strides.row;
     const float inverse = inverse_sum(smem.row_sum[o_row]);
 #pragma unroll
-    for (int i = 0; i < D / kParts; ++i)
-      out[(part + kParts * (i / 8)) * 8 + i % 8] = from_float<T>(o[i] * inverse);
+    for (int i = 0; i < D / kParts; ++i) out[(part + kParts * (i / 8)) * 8 + i % 8] = from_float<T>(o[i] * inverse);
     if (part == 0)
       head_base(p.lse, p.lse_strides, batch, head)[(m0 + o_row) * p.lse_strides.row] =
           log_sum_exp(smem.row_max[o_row], smem.row_sum[o_row]);
@@ -112,7 +111,7 @@ __device__ void forward_tile(const Params &p, int batch, int head, int m0) {
 }
 
 template <class T, int D>
-__device__ void forward(const Params &p) {
+__device__ void forward(const Params& p) {
   forward_tile<T, D>(p, blockIdx.z, blockIdx.y, blockIdx.x * kM);
 }
 

@@ -35,23 +35,23 @@ struct Shared {
 
 // Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN.
 template <class T, int D>
-__device__ void load_tile(Chunk<T> (*tile)[D / 8], const T *source, int64_t row_stride, int first, int rows) {
+__device__ void load_tile(Chunk<T> (*tile)[D / 8], const T* source, int64_t row_stride, int first, int rows) {
   for (int i = threadIdx.x; i < 32 * (D / 8); i += kConfig.threads) {
     const int row = i / (D / 8), chunk = i % (D / 8);
     uint4 x = {};
-    if (first + row < rows) x = reinterpret_cast<const uint4 *>(source + (first + row) * row_stride)[chunk];
-    reinterpret_cast<uint4 &>(tile[row][place(row, chunk)]) = x;
+    if (first + row < rows) x = reinterpret_cast<const uint4*>(source + (first + row) * row_stride)[chunk];
+    reinterpret_cast<uint4&>(tile[row][place(row, chunk)]) = x;
   }
 }
 
 template <class T, int D>
-__device__ void forward_tile(const Params &p, int batch, int head, int m0) {
+__device__ void forward_tile(const Params& p, int batch, int head, int m0) {
   __shared__ Shared<T, D> smem;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int o_row = threadIdx.x / kParts, part = threadIdx.x % kParts;
-  const T *q = head_base(static_cast<const T *>(p.q), p.q_strides, batch, head);
-  const T *k = head_base(static_cast<const T *>(p.k), p.k_strides, batch, kv_head(p, head));
-  const T *v = head_base(static_cast<const T *>(p.v), p.v_strides, batch, kv_head(p, head));
+  const T* q = head_base(static_cast<const T*>(p.q), p.q_strides, batch, head);
+  const T* k = head_base(static_cast<const T*>(p.k), p.k_strides, batch, kv_head(p, head));
+  const T* v = head_base(static_cast<const T*>(p.v), p.v_strides, batch, kv_head(p, head));
 
   load_tile<T, D>(smem.q, q, p.q_strides.row, m0, p.seq_q);
   if (threadIdx.x < kM) {
@@ -85,7 +85,7 @@ __device__ void forward_tile(const Params &p, int batch, int head, int m0) {
       const float t = visible ? to_log2_domain(score[r], p.scale_log2) : -CUDART_INF_F;
       const float old_max = smem.row_max[row], new_max = fmaxf(old_max, warp_max(t));
       const float weight = ptx::ex2(t - finite_max(new_max)), sum = warp_sum(weight);
-      reinterpret_cast<float *>(&smem.s[row][place(row, lane / 4)])[lane % 4] = weight;
+      reinterpret_cast<float*>(&smem.s[row][place(row, lane / 4)])[lane % 4] = weight;
       __syncwarp();  // every lane has read the old maximum
       if (lane == 0) {
         smem.rescale[row] = ptx::ex2(old_max - finite_max(new_max));
@@ -118,14 +118,14 @@ __device__ void forward_tile(const Params &p, int batch, int head, int m0) {
 
   __syncthreads();  // also orders the initial row state when the loop ran no tile
   if (m0 + o_row < p.seq_q) {
-    T *out = head_base(static_cast<T *>(p.o), p.o_strides, batch, head) + (m0 + o_row) * p.o_strides.row;
+    T* out = head_base(static_cast<T*>(p.o), p.o_strides, batch, head) + (m0 + o_row) * p.o_strides.row;
     const float inverse = inverse_sum(smem.row_sum[o_row]);
 #pragma unroll
     for (int i = 0; i < D / kParts / 8; ++i) {
       Chunk<T> result;
 #pragma unroll
       for (int e = 0; e < 8; ++e) result.x[e] = from_float<T>(o[i * 8 + e] * inverse);
-      reinterpret_cast<uint4 *>(out)[part + kParts * i] = reinterpret_cast<const uint4 &>(result);
+      reinterpret_cast<uint4*>(out)[part + kParts * i] = reinterpret_cast<const uint4&>(result);
     }
     if (part == 0)
       head_base(p.lse, p.lse_strides, batch, head)[(m0 + o_row) * p.lse_strides.row] =
@@ -134,7 +134,7 @@ __device__ void forward_tile(const Params &p, int batch, int head, int m0) {
 }
 
 template <class T, int D>
-__device__ void forward(const Params &p) {
+__device__ void forward(const Params& p) {
   forward_tile<T, D>(p, blockIdx.z, blockIdx.y, blockIdx.x * kM);
 }
 

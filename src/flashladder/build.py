@@ -29,7 +29,12 @@ CXX_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
 BINDING = paths.KERNEL / "binding" / "binding.cc"
 INCLUDE = paths.KERNEL / "include"
 
-Progress = Callable[[str], None]
+Progress = Callable[[int, int, str], None]
+"""(done, total, what is running)"""
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """A Progress that shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def _ninja_file(targets: Sequence[Target], nvcc: Nvcc) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_targets(targets: Sequence[Target], progress: Progress = lambda _: None) -> dict[str, str]:
+def compile_targets(targets: Sequence[Target], progress: Progress = silent) -> dict[str, str]:
     """Build the libraries that do not exist yet, in parallel. Returns {rung id: compiler output} of the failed ones."""
     todo = [t for t in targets if not t.library.exists()]
     if not todo:
@@ -156,8 +161,8 @@ def compile_targets(targets: Sequence[Target], progress: Progress = lambda _: No
         output = []
         for line in process.stdout:
             output.append(line)
-            if step := re.match(r"\[\d+/\d+\] ", line):
-                progress(step.group())
+            if step := re.match(r"\[(\d+)/(\d+)\] ", line):
+                progress(int(step[1]), int(step[2]), "")
     failed = {}
     for t in todo:
         if not t.library.exists():
@@ -232,9 +237,7 @@ def _failed(t: Target, reason: str) -> BuildRecord:
     )
 
 
-def build(
-    rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = lambda _: None
-) -> list[tuple[Target, BuildRecord]]:
+def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = silent) -> list[tuple[Target, BuildRecord]]:
     """Build every rung for `archs` that it supports; a rung that fails is a record, not an exception."""
     jobs = [(r, target(r.id, paths.ROOT / r.source, [a for a in archs if supports(r, a)])) for r in rungs]
     jobs = [(rung, t) for rung, t in jobs if t.archs]

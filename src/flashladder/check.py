@@ -174,14 +174,26 @@ def _differs(memory: Memory, arm: Arm, case: Case, tensors: _Tensors) -> str | N
     return None
 
 
-def judge(case: Case, memory: Memory, values: Values, o: Any, lse: Any | None) -> Distance:
-    """Distance of outputs in `memory` from the oracle on `values`."""
+@dataclass(frozen=True)
+class Problem:
+    """Values of one round of a case, with the oracle's answer and the unfused reference's, in the memory's arrays."""
+
+    values: Values
+    oracle: tuple[Any, Any]
+    unfused: tuple[Any, Any]
+
+
+def pose(case: Case, memory: Memory, seed: int) -> tuple[Problem, ...]:
+    """The problems of a case, one a round; the same for every arm."""
+    return tuple(_pose(case, memory, seed_of(case, seed) + number) for number in range(len(POISONS)))
+
+
+def _pose(case: Case, memory: Memory, seed: int) -> Problem:
+    values = values_of(case, seed)
     q, k, v = (memory.float64(x) for x in values)
     run = partial(reference.attention, q, k, v, scale=case.softmax_scale, causal=case.cell.causal)
     with np.errstate(invalid="ignore"):  # inf - inf is NaN by intent
-        oracle = run()
-        unfused = run(rounding=memory.rounding(case.cell.dtype))
-    return distance(memory.float64(o), None if lse is None else memory.float64(lse), oracle, unfused, case.cell.dtype)
+        return Problem(values, run(), run(rounding=memory.rounding(case.cell.dtype)))
 
 
 def seed_of(case: Case, seed: int) -> int:
@@ -189,8 +201,8 @@ def seed_of(case: Case, seed: int) -> int:
     return zlib.crc32(f"{seed}/{case.id}".encode())
 
 
-def check_case(arm: Arm, case: Case, memory: Memory, seed: int) -> CheckRecord:
-    """Run one case. An exception that the binding raises for input it does not take is the status "unsupported"."""
+def check_case(arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[Problem, ...]) -> CheckRecord:
+    """Run one case on its `problems`. What an arm raises for input it does not take is the status "unsupported"."""
 
     def record(status: Any, reason: str | None, found: Distance | None = None) -> CheckRecord:
         return CheckRecord(
@@ -207,16 +219,16 @@ def check_case(arm: Arm, case: Case, memory: Memory, seed: int) -> CheckRecord:
 
     tensors = _allocate(case, memory)
     found: Distance | None = None
-    for number, poison in enumerate(POISONS):
-        values = values_of(case, seed_of(case, seed) + number)
+    for number, (problem, poison) in enumerate(zip(problems, POISONS, strict=True)):
         try:
-            o, lse, fault = _round(arm, case, memory, tensors, values, poison)
+            o, lse, fault = _round(arm, case, memory, tensors, problem.values, poison)
         except (ValueError, TypeError, NotImplementedError) as error:
             return record("unsupported", first_line(error))
         except Exception as error:
             return record("error", f"{type(error).__name__}: {first_line(error)}")
         if fault is None:
-            found = judge(case, memory, values, o, lse)
+            got_lse = None if lse is None else memory.float64(lse)
+            found = distance(memory.float64(o), got_lse, problem.oracle, problem.unfused, case.cell.dtype)
             fault = found.fault
         if fault is not None:
             return record("fail", f"round {number + 1}: {fault}", found)

@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashladder import flops, stats
+from flashladder.arms import CONTROL, ArmSpec
 from flashladder.build import supports
 from flashladder.errors import FlashladderError
 from flashladder.ladder import Ladder, gpu_named
@@ -34,6 +35,7 @@ from flashladder.model import (
     Status,
 )
 from flashladder.rundir import RunDir
+from flashladder.stages import Gate
 
 LAUNCH_BOUND = 1.2
 SLOW = 1.1
@@ -59,6 +61,11 @@ class _Arm:
     @property
     def timed(self) -> bool:
         return self.stats.status == "timed"
+
+
+def control_arm(ladder: Ladder) -> str:
+    """The baseline's kernel measured a second time (A/A): it gives a cell's practical floor, and is shown nowhere."""
+    return ladder.baseline + CONTROL
 
 
 def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
@@ -121,9 +128,9 @@ class _Judge:
 
     def _fault(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> tuple[Status, str] | None:
         """Why the arm's times must not be used."""
-        unchecked = self._check_fault(arm.arm, arm.kind == "rung", arm.sha256, timing.cell)
-        if unchecked is not None:
-            return "failed", unchecked
+        refusal = self._refusal(arm.arm, arm.kind, arm.sha256, timing.cell)
+        if refusal is not None:
+            return refusal
         if 2 * len(blocks) < MIN_SAMPLES:
             return "skipped", f"insufficient samples: {len(blocks)} valid blocks of {len(arm.blocks)}"
         least, floor = min(min(pair) for pair in blocks.values()) / 1e3, self._hard_floor_us(timing)
@@ -138,15 +145,10 @@ class _Judge:
         clock = self.machine.max_sm_clock_mhz
         return 1e6 * flops.hard_floor_s(timing.cell, self.gpu, clock, warm=timing.l2 == "warm")
 
-    def _check_fault(self, name: str, is_rung: bool, sha256: str | None, cell: Cell) -> str | None:
-        """A rung must have passed every case with this very binary; a peer must not have failed in this cell."""
-        checks = [c for c in self.checks[name] if c.sha256 == sha256 and (is_rung or c.cell == cell)]
-        for check in checks:
-            if check.status not in ("pass", "unsupported"):
-                return f"correctness, case {check.case}: {check.reason or check.status}"
-        if is_rung and not any(check.status == "pass" for check in checks):
-            return "correctness: this binary has passed no check"
-        return None
+    def _refusal(self, name: str, kind: Kind, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
+        """Why the checks do not let this very binary be timed in the cell."""
+        gate = Gate(self.checks[name.removesuffix(CONTROL)])
+        return cast("tuple[Status, str] | None", gate.refusal(ArmSpec(name=name, kind=kind, sha256=sha256), cell))
 
     def _stats(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> ArmStats:
         cell = timing.cell
@@ -180,8 +182,7 @@ class _Judge:
             return "skipped", "not part of this run"
         if build.status == "failed":
             return "failed", f"build: {build.reason}"
-        fault = self._check_fault(rung.id, True, build.sha256, cell)
-        return ("failed", fault) if fault is not None else ("skipped", "not timed in this cell")
+        return self._refusal(rung.id, "rung", build.sha256, cell) or ("skipped", "not timed in this cell")
 
 
 def _without_numbers(timing: CellTiming, arm: str, kind: Kind, status: Status, reason: str | None) -> _Arm:
@@ -206,12 +207,12 @@ def _compare_cell(arms: Sequence[_Arm], ladder: Ladder) -> list[Comparison]:
     timed = {arm.stats.arm: arm for arm in arms if arm.timed}
     floor = stats.practical_floor(None)
     result: list[Comparison] = []
-    if ladder.control in timed and ladder.baseline in timed:
-        control = _compare(timed[ladder.control], timed[ladder.baseline], "control", floor)
+    if control_arm(ladder) in timed and ladder.baseline in timed:
+        control = _compare(timed[control_arm(ladder)], timed[ladder.baseline], "control", floor)
         floor = _rounded(stats.practical_floor(control.ratio))
         result.append(control)
     rungs = [rung for rung in ladder.rungs if rung.id in timed]
-    peers = [name for name, arm in timed.items() if arm.stats.kind == "peer" and name != ladder.control]
+    peers = [name for name, arm in timed.items() if arm.stats.kind == "peer" and name != control_arm(ladder)]
     for rung in rungs:
         if rung.parent in timed:
             result.append(_compare(timed[rung.id], timed[rung.parent], "parent", floor))
@@ -356,7 +357,7 @@ class Results:
         self._comparisons: dict[tuple[Cell, str], dict[str, Comparison]] = defaultdict(dict)
         for record in records:
             if isinstance(record, ArmStats):
-                if record.arm != ladder.control:
+                if record.arm != control_arm(ladder):
                     self._arms[record.cell, record.arm] = record
             elif isinstance(record, Comparison):
                 self._comparisons[record.cell, record.arm][record.other] = record
@@ -409,7 +410,7 @@ class Results:
     @property
     def control(self) -> Comparison | None:
         """The baseline against itself at the reference cell."""
-        return self.comparison(self.ladder.reference, self.ladder.control, self.ladder.baseline)
+        return self.comparison(self.ladder.reference, control_arm(self.ladder), self.ladder.baseline)
 
 
 def load_results(run: RunDir, ladder: Ladder) -> Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -65,11 +66,6 @@ class Ladder:
     rungs: tuple[Rung, ...]
     reference: Cell
     baseline: str
-
-    @property
-    def control(self) -> str:
-        """The arm that is the baseline's kernel measured a second time (A/A): it gives a cell's practical floor."""
-        return f"{self.baseline}#control"
 
     def __getitem__(self, rung_id: str) -> Rung:
         for rung in self.rungs:
@@ -149,8 +145,8 @@ def load_gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_named(name: str) -> Gpu | None:
-    """The declared limits of the GPU that NVML calls `name`; the longest matching prefix wins."""
-    matches = [gpu for gpu in load_gpus() if name.startswith(gpu.name)]
+    """The declared limits of the GPU that NVML calls `name`: the longest declared name it starts with."""
+    matches = [gpu for gpu in load_gpus() if re.match(re.escape(gpu.name) + r"(?![A-Za-z0-9])", name)]
     return max(matches, key=lambda gpu: len(gpu.name), default=None)
 
 

@@ -231,8 +231,8 @@ class CheckRecord(Record, frozen=True, kw_only=True):
     seed: int
 
 
-class BlockTelemetry(Record, frozen=True, kw_only=True):
-    """NVML readings taken after one block of samples."""
+class BlockTelemetry(Record, frozen=True, kw_only=True, array_like=True):
+    """NVML readings taken after one block of samples; recorded as an array in this order."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None

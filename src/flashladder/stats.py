@@ -58,7 +58,7 @@ def paired(arm: ArrayLike, other: ArrayLike, seed: int) -> Paired:
     """Compares two arms by their times in the same blocks, shape (n, 2).
 
     Ratio: exp of the trimmed mean of `log_quads`. Interval: percentile bootstrap over quads (Wilcox, Introduction to
-    Robust Estimation and Hypothesis Testing, section 4.4). p: `yuen`. Raises ValueError as these do.
+    Robust Estimation and Hypothesis Testing). p: `yuen`. Raises ValueError as these do.
     """
     q = log_quads(arm, other)
     mean, p = yuen(q)
@@ -106,7 +106,7 @@ def median_ci(samples: ArrayLike, confidence: float = CONFIDENCE) -> tuple[float
     """Median of independent samples (any shape and unit) with its distribution-free interval: (median, low, high).
 
     The interval is the narrowest pair of symmetric order statistics that covers the median with at least `confidence`
-    (the sign test inverted; Conover, Practical Nonparametric Statistics, section 3.2); if no pair does, the range.
+    (the sign test inverted; Conover, Practical Nonparametric Statistics); if no pair does, the range.
     Raises ValueError if there are no samples or one is not finite.
     """
     x = np.sort(np.asarray(samples, dtype=np.float64), axis=None)

@@ -81,7 +81,7 @@ def summary(run: RunDir, ladder: Ladder) -> Summary:
         rows=tuple(
             _row(arm, name, results)
             for cell in results.cells
-            for name in sets_of(cell, results.l2(cell)) or [None]
+            for name in tuple(sets_of(cell, results.l2(cell))) or (None,)
             for arm in results.arms(cell)
         ),
         predictions=tuple(

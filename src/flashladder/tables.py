@@ -17,7 +17,6 @@ from flashladder.model import (
     BuildRecord,
     Cell,
     Comparison,
-    Estimate,
     KernelResources,
     PredictionOutcome,
     RunInfo,
@@ -54,8 +53,11 @@ def latex(table: Table) -> str:
 
 
 def markdown_escape(text: str) -> str:
-    """`text` such that GitHub shows it as it is, in a table cell too. Underscores inside words need no escape."""
-    escaped = re.sub(r"[\\`*\[\]<>|~$&]", r"\\\g<0>", one_line(text))
+    """`text` such that GitHub shows it as it is, in a table cell too.
+
+    Underscores inside words and brackets that begin no link need no escape.
+    """
+    escaped = re.sub(r"[\\`*<>|~$&]|\](?=[\[(:])", r"\\\g<0>", one_line(text))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", escaped)
 
 
@@ -87,10 +89,6 @@ def _decimals(value: float) -> int:
     return max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
 
 
-def estimate(value: Estimate | None) -> str:
-    return NOT_MEASURED if value is None else interval(value.median, value.ci)
-
-
 def comparison(value: Comparison | None) -> str:
     """`ratio [low, high] verdict`; a verdict without numbers when the samples do not suffice."""
     if value is None:
@@ -117,18 +115,23 @@ def _shortened(reason: str) -> str:
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 3].rstrip() + "..."
 
 
-def _state(arm: ArmStats | None) -> str:
-    """Why there are no numbers."""
-    return NOT_MEASURED if arm is None else f"{arm.status}: {_shortened(arm.reason or '')}"
+def _time(arm: ArmStats | None, reasons: bool) -> str:
+    """The time, or why there is none."""
+    if arm is None:
+        return NOT_MEASURED
+    if arm.device_us is not None:
+        return interval(arm.device_us.median, arm.device_us.ci)
+    return f"{arm.status}: {_shortened(arm.reason or '')}" if reasons else arm.status
 
 
 # --- the ladder at the reference cell -------------------------------------------------------------------------------
 
 
-def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo) -> Table:
+def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo, *, reasons: bool = True) -> Table:
     """The ladder at the reference cell, in ladder order, and the peers below it. A rung without numbers keeps its row.
 
     "x NAME" columns are NAME's time over the row's: the paired comparison where there is one, else of the medians.
+    Without `reasons` what has no numbers says only its status.
     """
     ladder = results.ladder
     first = ladder.rungs[0].id
@@ -152,30 +155,27 @@ def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo) -> 
         (
             rung.id,
             rung.change,
-            *_measured(results, rung.id, rung.parent),
+            *_measured(results, rung.id, rung.parent, reasons),
             *_resources(by_rung.get(rung.id), ladder.reference, info),
             _prediction(results, rung.id),
         )
         for rung in ladder.rungs
     ]
-    peers = [(peer, "peer", *_measured(results, peer, None), *[NOT_APPLICABLE] * 5) for peer in results.peers]
+    peers = [(peer, "peer", *_measured(results, peer, None, reasons), *[NOT_APPLICABLE] * 5) for peer in results.peers]
     return Table(columns, (*rungs, *peers))
 
 
 RESOURCE_COLUMNS = ("registers", "spills (B)", "smem (B)", "occupancy")
 
 
-def _measured(results: Results, name: str, parent: str | None) -> tuple[str, ...]:
+def _measured(results: Results, name: str, parent: str | None, reasons: bool) -> tuple[str, ...]:
     """Time, the three ratios, TFLOP/s and % of roofline."""
     ladder = results.ladder
     arm = results.arm(ladder.reference, name)
-    timed = arm is not None and arm.status == "timed"
-    against_parent = NOT_APPLICABLE
-    if parent is not None:
-        against_parent = comparison(results.comparison(ladder.reference, name, parent))
+    step = results.comparison(ladder.reference, name, parent) if parent is not None else None
     return (
-        estimate(arm.device_us) if arm is not None and timed else _state(arm),
-        against_parent,
+        _time(arm, reasons),
+        comparison(step) if parent is not None else NOT_APPLICABLE,
         _against(results, name, ladder.rungs[0].id),
         _against(results, name, ladder.baseline),
         _optional(arm.tflops if arm is not None else None),

@@ -1,0 +1,40 @@
+"""Sessions are one command each; `uvx nox -s NAME` makes the environment from the lock and runs it."""
+
+import shutil
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["tests"]
+nox.options.error_on_missing_interpreters = True
+
+
+def _install(session: nox.Session, *arguments: str) -> None:
+    gpu = ["--extra=gpu"] if shutil.which("nvidia-smi") else []
+    session.run_install(
+        "uv", "sync", "--locked", *gpu, *arguments, env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location}
+    )
+
+
+@nox.session
+def ablation(session: nox.Session) -> None:
+    """Build, check, time and report; without a GPU, rebuild and regenerate from the recorded run."""
+    _install(session, "--no-dev")
+    session.run("flashladder", "ablation", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Lint, types, formatting, unit tests. GPU tests: -- -m gpu."""
+    _install(session)
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    session.run("clang-format", "--dry-run", "--Werror", *_kernel_sources(session))
+    session.run("pytest", "-n", "auto", *(session.posargs or ["-m", "not gpu"]))
+
+
+def _kernel_sources(session: nox.Session) -> list[str]:
+    from pathlib import Path
+
+    return sorted(str(p) for p in Path("kernel").rglob("*") if p.suffix in {".cu", ".cuh", ".h", ".cc"})

@@ -1,0 +1,253 @@
+"""One run: what was asked for, where its records go, and the stages in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tabulate import tabulate
+
+from flashladder import build as building
+from flashladder import diagnose, doctor, machine, paths, report, rundir, tables
+from flashladder.arms import ArmSpec
+from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
+from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
+from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Mask, Preset, Rung, RunInfo
+from flashladder.rundir import RunDir
+from flashladder.stages import build_rungs, check_arms, peer_specs, time_cells
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user asked for; empty filters mean everything of the preset."""
+
+    preset: str = "default"
+    rungs: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    dtypes: tuple[DtypeName, ...] = ()
+    masks: tuple[Mask, ...] = ()
+    out: Path | None = None
+    seed: int = 0
+
+
+def select_cells(selection: Selection) -> dict[Cell, L2Mode]:
+    """The cells of the preset that pass the filters.
+
+    Raises FlashladderError when a shape filter names neither a set nor a shape, or when nothing is left.
+    """
+    preset = load_presets()[selection.preset]
+    sets = load_shapes()
+    ids = {shape.id for s in sets.values() for shape, _ in s.entries}
+    for name in selection.shapes:
+        if name not in sets and name not in ids:
+            raise FlashladderError(
+                f"no shape or set {name!r}; expected one of {', '.join(sets)} or a shape such as {min(ids)}"
+            )
+    cells = preset_cells(preset)
+    if selection.shapes:
+        cells = {
+            cell: declared.l2
+            for name, declared in sets.items()
+            for cell in declared.cells(selection.dtypes or preset.dtypes)
+            if name in selection.shapes or cell.shape.id in selection.shapes
+        }
+    cells = {
+        cell: l2
+        for cell, l2 in cells.items()
+        if (not selection.dtypes or cell.dtype in selection.dtypes)
+        and (not selection.masks or cell.mask in selection.masks)
+    }
+    if not cells:
+        raise FlashladderError(
+            f"nothing to measure: no cell of preset {selection.preset!r} passes the filters; loosen one of them"
+        )
+    return cells
+
+
+def target_archs(asked: Sequence[str]) -> tuple[str, ...]:
+    """The architectures to build for: those asked for, else the GPU present, else all that the project supports."""
+    if asked:
+        unknown = [a for a in asked if not a.startswith("sm_")]
+        if unknown:
+            raise FlashladderError(f"no architecture {unknown[0]!r}; expected sm_NN, such as {building.ALL_ARCHS[-1]}")
+        return tuple(asked)
+    present = machine.gpu_arch()
+    return (present,) if present else building.ALL_ARCHS
+
+
+@dataclass
+class Session:
+    """A run in progress on this machine's GPU."""
+
+    run: RunDir
+    ladder: Ladder
+    rungs: tuple[Rung, ...]
+    cells: dict[Cell, L2Mode]
+    preset: Preset
+    seed: int
+    specs: list[ArmSpec] = field(default_factory=list)
+    builds: list[BuildRecord] = field(default_factory=list)
+    checks: list[CheckRecord] = field(default_factory=list)
+
+    def build(self, progress: building.Progress) -> None:
+        """Build for this GPU; raises BuildError when no rung builds."""
+        self.builds, specs = build_rungs(self.run, self.rungs, target_archs(()), progress)
+        if not specs:
+            reasons = "; ".join(f"{r.rung}: {r.reason}" for r in self.builds)
+            raise BuildError(f"no rung was built: {reasons or 'none supports this GPU'}")
+        self.specs = [*specs.values(), *peer_specs().values()]
+
+    def check(self, progress: building.Progress) -> list[CheckRecord]:
+        dtypes = tuple(dict.fromkeys(cell.dtype for cell in self.cells))
+        head_dims = sorted({cell.shape.head_dim for cell in self.cells})
+        self.checks = check_arms(self.run, self.specs, dtypes, head_dims, self.seed, progress)
+        return self.checks
+
+    def time(self, progress: building.Progress) -> None:
+        time_cells(self.run, self.ladder, self.specs, self.cells, self.preset, self.seed, progress)
+
+    def diagnose(self) -> None:
+        self.run.replace("diagnosis", diagnose.diagnose(self.run, self.ladder))
+
+    def raise_on_failures(self) -> None:
+        """Raise with the stage's exit code when a rung did not build or a rung failed its checks."""
+        raise_on_build_faults(self.rungs, self.builds)
+        rungs = {r.id for r in self.rungs}
+        bad = [r for r in self.checks if r.arm in rungs and r.status not in ("pass", "unsupported")]
+        if bad:
+            error = FlashladderError(
+                f"{len(bad)} checks failed; the first: {bad[0].arm} on {bad[0].case}: {bad[0].reason}"
+            )
+            error.exit_code = Exit.INCORRECT
+            raise error
+
+
+def default_run_path(preset: str) -> Path:
+    """experiments/results/GPU/DATE-COMMIT-PRESET: the same command on the same day and commit resumes its run."""
+    name = machine.gpu_name() or "cpu"
+    declared = gpu_named(name)
+    slug = declared.slug if declared else "".join(c if c.isalnum() else "-" for c in name.lower())
+    commit, dirty = machine.git_state()
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    return paths.RESULTS / slug / f"{date}-{commit[:7]}{'-dirty' if dirty else ''}-{preset}"
+
+
+def open_session(selection: Selection) -> Session:
+    """Check the machine and the request, then open or resume the run directory.
+
+    Raises EnvironmentInvalidError when this machine cannot measure, FlashladderError on a bad request.
+    """
+    ladder = load_ladder()
+    rungs = ladder.select(selection.rungs)
+    cells = select_cells(selection)
+    faults = [f for f in doctor.examine() if f.level == "fault"]
+    if machine.gpu_name() is None:
+        raise EnvironmentInvalidError("no GPU here, one is needed; 'flashladder ablation' shows what works without")
+    if faults:
+        raise EnvironmentInvalidError("; ".join(f"{f.name}: {f.text}" for f in faults))
+    run = RunDir(selection.out or default_run_path(selection.preset))
+    here = machine.fingerprint()
+    if (run.path / "run.json").exists():
+        there = run.info.machine
+        if (there.gpu, there.driver, there.torch) != (here.gpu, here.driver, here.torch):
+            raise EnvironmentInvalidError(
+                f"{run.path} was made on {there.gpu}, driver {there.driver}, torch {there.torch}; this is {here.gpu}, "
+                f"driver {here.driver}, torch {here.torch}; give another --out"
+            )
+    else:
+        commit, dirty = machine.git_state()
+        run.write_info(
+            RunInfo(
+                id=run.path.name,
+                preset=selection.preset,
+                date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                commit=commit,
+                dirty=dirty,
+                machine=here,
+            )
+        )
+    return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed)
+
+
+def raise_on_build_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> None:
+    """Raise BuildError when a rung failed to build or its machine code contradicts its declaration."""
+    faults = [f"{r.rung}: {r.reason}" for r in records if r.status == "failed"]
+    faults += building.static_faults(rungs, records)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise BuildError(f"{faults[0]}{more}")
+
+
+def resource_table(records: Sequence[BuildRecord]) -> str:
+    """Registers, spills, stack and shared memory a kernel, for the terminal."""
+    rows = [
+        [k.kernel, k.arch, k.registers, k.spill_store_bytes + k.spill_load_bytes, k.stack_bytes, k.shared_bytes]
+        for r in records
+        for k in r.kernels
+    ]
+    rows += [[r.rung, " ".join(r.archs), f"failed: {r.reason}", "", "", ""] for r in records if r.status == "failed"]
+    return tabulate(rows, ["kernel", "arch", "registers", "spill B", "stack B", "shared B"], "simple")
+
+
+def check_table(records: Sequence[CheckRecord]) -> str:
+    """Verdicts an arm, and the first thing that went wrong."""
+    rows = []
+    for arm in dict.fromkeys(r.arm for r in records):
+        mine = [r for r in records if r.arm == arm]
+        counts = Counter(r.status for r in mine)
+        bad = next((r for r in mine if r.status not in ("pass", "unsupported")), None)
+        failed = len(mine) - counts["pass"] - counts["unsupported"]
+        first = f"{bad.case}: {bad.status}: {bad.reason}" if bad else ""
+        rows.append([arm, counts["pass"], counts["unsupported"], failed, first])
+    return tabulate(rows, ["arm", "pass", "unsupported", "failed", "first failure"], "simple")
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+def pinned_run() -> RunDir | None:
+    """The run that the repository's pages are made from; None when none is pinned yet."""
+    return None if rundir.pinned_id() is None else rundir.find()
+
+
+def recorded_statement() -> str:
+    """What a machine without a GPU must say first and last: nothing was timed, and where the numbers come from."""
+    run = pinned_run()
+    if run is None:
+        return "No GPU here: nothing is timed, and no recorded run is pinned."
+    info = run.info
+    return f"No GPU here: nothing is timed. The numbers are those recorded on {info.machine.gpu}, run {info.id}."
+
+
+def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
+    """Regenerate a run's pages: the repository's for the pinned run, else into `out` or the run's own folder.
+
+    With `check_only` nothing is written and DriftError names the files that differ.
+    """
+    ladder = load_ladder()
+    pinned = out is None and run.path.name == rundir.pinned_id()
+    if pinned:
+        root, readme = paths.ROOT, (paths.ROOT / report.README).read_text()
+        files = report.generate(run, ladder, readme=readme)
+    else:
+        root = out or run.path
+        files = report.generate(run, ladder)
+    drifted = report.check(files, root)
+    if check_only:
+        if drifted:
+            raise DriftError(f"{', '.join(drifted)} differ from what run {run.info.id} gives; run 'flashladder report'")
+        return f"{len(files)} generated files match run {run.info.id}"
+    report.write(files, root)
+    page = next(path for path in files if path.endswith(".md"))
+    return f"report: {root / page} ({len(drifted)} of {len(files)} files changed)"
+
+
+def terminal_table(run: RunDir) -> str:
+    """The ablation table for a terminal."""
+    table = tables.ablation(diagnose.load_results(run, load_ladder()), run.builds(), run.info)
+    narrow = table.without("change", *tables.RESOURCE_COLUMNS)
+    cell = load_ladder().reference
+    return f"{cell.id}\n{tabulate(narrow.rows, narrow.columns, 'simple', disable_numparse=True)}"

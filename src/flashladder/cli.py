@@ -1,0 +1,239 @@
+"""The command line. Each command is one stage over a run directory; `ablation` is all of them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from tabulate import tabulate
+from tqdm import tqdm
+
+from flashladder import __version__, ablation, doctor, machine, rundir, summary
+from flashladder import build as building
+from flashladder.errors import Exit, FlashladderError
+from flashladder.ladder import load_ladder, load_presets
+from flashladder.model import DTYPES, MASKS
+from flashladder.stages import build_rungs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Commands(click.Group):
+    """Commands in the order of the data flow; a user's mistake is one line and its exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FlashladderError as error:
+            click.echo(f"flashladder: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("flashladder: interrupted; the same command goes on where this one stopped", err=True)
+            ctx.exit(Exit.INTERRUPTED)
+
+
+@contextmanager
+def _bar(title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
+    with tqdm(desc=title, unit=unit, leave=False, dynamic_ncols=True) as bar:
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.total = total
+            bar.n = done
+            bar.set_postfix_str(what, refresh=True)
+
+        yield update
+
+
+def _filters(command: F) -> F:
+    """--rung, --shape, --dtype, --mask."""
+    options = (
+        click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable."),
+        click.option(
+            "--shape", "shapes", multiple=True, metavar="SET|ID", help="Only this set or shape, as b2h8s512d64."
+        ),
+        click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Only this element type."),
+        click.option("--mask", "masks", multiple=True, type=click.Choice(MASKS), help="Only this mask."),
+    )
+    return functools.reduce(lambda f, option: option(f), reversed(options), command)
+
+
+def _gpu_options(command: F) -> F:
+    """Options of the stages that need a GPU."""
+    options = (
+        click.option(
+            "--preset",
+            type=click.Choice(list(load_presets())),
+            default="default",
+            show_default=True,
+            help="Sweep size.",
+        ),
+        click.option(
+            "--out", type=click.Path(path_type=Path, file_okay=False), help="Run directory to fill or resume."
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs and orders."),
+    )
+    return functools.reduce(lambda f, option: option(f), reversed(options), command)
+
+
+def _selection(kwargs: dict[str, Any]) -> ablation.Selection:
+    return ablation.Selection(
+        preset=kwargs["preset"],
+        rungs=kwargs["rungs"],
+        shapes=kwargs["shapes"],
+        dtypes=kwargs["dtypes"],
+        masks=kwargs["masks"],
+        out=kwargs["out"],
+        seed=kwargs["seed"],
+    )
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """FlashAttention's forward pass, from a naive CUDA kernel to the fastest one, one measured change at a time."""
+
+
+@main.command()
+@click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable.")
+def ladder(rungs: tuple[str, ...]) -> None:
+    """Show the rungs: what each changes and what was predicted."""
+    rows = []
+    for rung in load_ladder().select(rungs):
+        claims = [f"{p.metric} {p.direction}, x{p.ratio[0]:g} to x{p.ratio[1]:g}" for p in rung.predictions]
+        rows.append([rung.id, rung.parent or "", rung.change, "\n".join(claims)])
+    click.echo(tabulate(rows, ["rung", "parent", "change", "predicted"], "simple", maxcolwidths=[None, None, 48, 44]))
+
+
+@main.command()
+@click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable.")
+@click.option("--arch", "archs", multiple=True, metavar="sm_NN", help="Architecture; default: the GPU present, or all.")
+@click.option("--update-lock", is_flag=True, help="Write the resource lock of this compiler instead of comparing.")
+def build(rungs: tuple[str, ...], archs: tuple[str, ...], update_lock: bool) -> None:
+    """Compile the rungs, show their resources, compare them with the resource lock."""
+    chosen = load_ladder().select(rungs)
+    with _bar("build", "step") as progress:
+        records, _ = build_rungs(None, chosen, ablation.target_archs(archs), progress)
+    click.echo(ablation.resource_table(records))
+    built = [r for r in records if r.status == "built"]
+    if update_lock:
+        click.echo(f"wrote {building.write_lock(built)}")
+    ablation.raise_on_build_faults(chosen, records)
+    if not update_lock and built:
+        click.echo(building.check_lock(built))
+
+
+@main.command()
+@_filters
+@_gpu_options
+def check(**kwargs: Any) -> None:
+    """Run the correctness gate on the GPU."""
+    session = ablation.open_session(_selection(kwargs))
+    with _bar("build", "step") as progress:
+        session.build(progress)
+    with _bar("check", "case") as progress:
+        records = session.check(progress)
+    click.echo(ablation.check_table(records))
+    click.echo(f"records: {session.run.path}")
+    session.raise_on_failures()
+
+
+@main.command()
+@_filters
+@_gpu_options
+def time(**kwargs: Any) -> None:
+    """Check what is not checked yet, then time it on the GPU."""
+    session = ablation.open_session(_selection(kwargs))
+    _measure(session)
+    click.echo(f"records: {session.run.path}")
+    session.raise_on_failures()
+
+
+def _measure(session: ablation.Session) -> None:
+    with _bar("build", "step") as progress:
+        session.build(progress)
+    with _bar("check", "case") as progress:
+        session.check(progress)
+    with _bar("time", "cell") as progress:
+        session.time(progress)
+    session.diagnose()
+
+
+@main.command(name="report")
+@click.argument("run", required=False)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write the report there instead.")
+@click.option("--check", "check_only", is_flag=True, help="Write nothing; fail when a generated file has drifted.")
+def report_command(run: str | None, out: Path | None, check_only: bool) -> None:
+    """Regenerate tables, figures and pages from a run's records. Needs no GPU.
+
+    RUN is a run directory or id; without it the pinned run, whose pages stand in the repository.
+    """
+    found = rundir.find(run)
+    click.echo(ablation.write_report(found, out, check_only))
+
+
+@main.command(name="summary")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the whole summary as one JSON object.")
+def summary_command(run: str | None, as_json: bool) -> None:
+    """Print a run's results: the ablation table, or everything as JSON."""
+    found = rundir.find(run)
+    if as_json:
+        click.echo(summary.to_json(summary.summary(found, load_ladder())))
+    else:
+        click.echo(ablation.terminal_table(found))
+
+
+@main.command(name="ablation")
+@_filters
+@_gpu_options
+def ablation_command(**kwargs: Any) -> None:
+    """Build, check, time, diagnose and report. Without a GPU: build, check statically, regenerate the pinned report."""
+    if machine.gpu_name() is None:
+        _without_gpu()
+        return
+    session = ablation.open_session(_selection(kwargs))
+    click.echo(f"run: {session.run.path}")
+    _measure(session)
+    click.echo(ablation.terminal_table(session.run))
+    click.echo(ablation.write_report(session.run, session.run.path, check_only=False))
+    session.raise_on_failures()
+
+
+def _without_gpu() -> None:
+    statement = ablation.recorded_statement()
+    click.echo(statement)
+    chosen = load_ladder().rungs
+    with _bar("build", "step") as progress:
+        records, _ = build_rungs(None, chosen, building.ALL_ARCHS, progress)
+    ablation.raise_on_build_faults(chosen, records)
+    kernels = sum(len(r.kernels) for r in records)
+    click.echo(f"built {len(records)} rungs, {kernels} kernels for {', '.join(building.ALL_ARCHS)}; one change a rung")
+    click.echo(building.check_lock(records))
+    pinned = ablation.pinned_run()
+    if pinned is not None:
+        click.echo(ablation.write_report(pinned, None, check_only=False))
+        click.echo(ablation.terminal_table(pinned))
+    click.echo(statement)
+
+
+@main.command(name="doctor")
+def doctor_command() -> None:
+    """Check this machine: GPU, driver, compilers, torch, profiler, disk; one line each with the fix."""
+    faults = 0
+    for finding in doctor.examine():
+        click.echo(f"{finding.level:5} {finding.name}: {finding.text}")
+        faults += finding.level == "fault"
+    if faults:
+        sys.exit(Exit.ENVIRONMENT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Plots as pure functions of a run's diagnosis. The same records give the same bytes; no display or home is needed."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from flashladder import flops
+from flashladder.diagnose import Results
+from flashladder.model import ArmStats, Cell
+from flashladder.summary import champion
+from flashladder.tables import headline_cells, number, shape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Format: TypeAlias = Literal["svg", "pdf", "png"]
+PUBLISHED: tuple[Format, ...] = ("svg", "pdf")
+
+CHAMPION = "#D55E00"
+BASELINE = "#000000"
+PALETTE = ("#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
+"""Okabe and Ito's colours, which stay apart for the colour-blind; their yellow is too light for lines."""
+GREY = "#8A8A8A"
+MARKERS = ("s", "^", "v", "D", "P", "X", "<", ">")
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "flashladder",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+}
+"""Names are shown as they are: no mathtext, so tick labels need formatters that do not use it."""
+
+_METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    draw: Callable[[Figure, Results], None]
+    alt: Callable[[Results], str]
+    """What the figure shows, in words."""
+
+    def render(self, results: Results, form: Format) -> bytes:
+        return _render(self.draw, form, results, self.alt(results))
+
+
+def _ladder_alt(results: Results) -> str:
+    reference = results.ladder.reference
+    times = [(name, us) for name in results.rungs if (us := results.median_us(reference, name)) is not None]
+    if not times:
+        return f"No rung was timed at {shape(reference)}."
+    steps = ", ".join(f"{name} {number(us)} us" for name, us in times)
+    baseline = results.median_us(reference, results.ladder.baseline)
+    against = "" if baseline is None else f"; {results.ladder.baseline} {number(baseline)} us"
+    return f"Time of each rung at {shape(reference)}, {reference.dtype}, {reference.mask}: {steps}{against}."
+
+
+def _scaling_alt(results: Results) -> str:
+    cells = _scaling_cells(results)
+    if not cells:
+        return "No cell of the headline set was timed."
+    lengths = [cell.shape.seq_k for cell in cells]
+    best = champion(results)
+    who = "rungs and peers" if best is None else f"{best}, the other rungs and the peers"
+    return f"TFLOP/s of {who} over sequence lengths {min(lengths)} to {max(lengths)}, by head dimension and mask."
+
+
+# --- rendering ------------------------------------------------------------------------------------------------------
+
+
+def _render(draw: Callable[[Figure, Results], None], form: Format, results: Results, title: str) -> bytes:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns when it has no home and takes a temporary one
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: Any = _STYLE
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(style)
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure, results)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=form, dpi=150, metadata={**_METADATA[form], "Title": title})
+    return buffer.getvalue()
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=GREY)
+
+
+# --- the ladder -----------------------------------------------------------------------------------------------------
+
+
+def _ladder(figure: Figure, results: Results) -> None:
+    reference, names = results.ladder.reference, results.rungs
+    figure.set_size_inches(7.2, 1.3 + 0.34 * max(len(names), 2))
+    axes = figure.add_subplot()
+    arms = {name: arm for name in names if (arm := results.arm(reference, name)) is not None}
+    timed = {name: arm for name, arm in arms.items() if arm.device_us is not None}
+    if not timed:
+        _say(axes, _ladder_alt(results))
+        return
+    baseline = results.median_us(reference, results.ladder.baseline)
+    medians = [us for name in (*names, results.ladder.baseline) if (us := results.median_us(reference, name))]
+    _time_axis(axes, medians)
+    if baseline is not None:
+        axes.axvline(baseline, color=BASELINE, linestyle="--", linewidth=1)
+        label = f"{results.ladder.baseline}  {number(baseline)} us"
+        axes.text(baseline, 1.01, label, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+    for row, name in enumerate(names):
+        if name in timed:
+            _rung(axes, row, timed[name], _step(results, name))
+        else:
+            status = arms[name].status if name in arms else "not measured"
+            box: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            text = axes.text(0.01, row, status, transform=axes.get_yaxis_transform(), va="center", color=GREY)
+            text.set(style="italic", bbox=box)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(
+        "device time a launch (us, log scale), and the parent's time over it (\u00d7)\n"
+        f"{shape(reference)}, {reference.dtype}, {reference.mask}"
+    )
+
+
+def _time_axis(axes: Axes, times: Sequence[float]) -> None:
+    """A log axis with room for the labels right of the points."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    decades = max(math.log10(max(times) / min(times)), 0.5)
+    axes.set_xscale("log")
+    axes.set_xlim(min(times) * 10 ** (-0.12 * decades), max(times) * 10 ** (0.34 * decades))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2 else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axes.grid(axis="x")
+
+
+def _rung(axes: Axes, row: int, arm: ArmStats, step: str) -> None:
+    assert arm.device_us is not None
+    median, (low, high) = arm.device_us.median, arm.device_us.ci
+    axes.hlines(row, axes.get_xlim()[0], median, color="#D0D0D0", linewidth=1)
+    axes.errorbar(
+        median, row, xerr=[[median - low], [high - median]], fmt="o", color=CHAMPION, markersize=5, capsize=2.5
+    )
+    label = f"{number(median)} us" + (f"   {step}" if step else "")
+    axes.annotate(label, (high, row), xytext=(7, 0), textcoords="offset points", va="center")
+
+
+def _step(results: Results, name: str) -> str:
+    """The speed-up against the parent; a difference that is not established says so."""
+    parent = next((rung.parent for rung in results.ladder.rungs if rung.id == name), None)
+    step = results.comparison(results.ladder.reference, name, parent) if parent is not None else None
+    if step is None or step.ratio is None:
+        return ""
+    doubt = "" if step.verdict in ("faster", "slower") else f" ({step.verdict})"
+    return f"\u00d7{number(step.ratio)}{doubt}"
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+
+
+def _scaling_cells(results: Results) -> list[Cell]:
+    """One dtype of the headline set: the reference's, or the first there is."""
+    cells = headline_cells(results)
+    dtypes = sorted({cell.dtype for cell in cells}, key=lambda dtype: (dtype != results.ladder.reference.dtype, dtype))
+    return [cell for cell in cells if cell.dtype == dtypes[0]]
+
+
+def _scaling(figure: Figure, results: Results) -> None:
+    cells = _scaling_cells(results)
+    dims = sorted({cell.shape.head_dim for cell in cells})
+    masks = sorted({cell.causal for cell in cells})
+    if not cells:
+        figure.set_size_inches(7.2, 1.5)
+        _say(figure.add_subplot(), _scaling_alt(results))
+        return
+    figure.set_size_inches(1.2 + 3.0 * len(masks), 0.9 + 2.4 * len(dims))
+    panels = figure.subplots(len(dims), len(masks), sharex=True, sharey=True, squeeze=False)
+    lines: dict[str, Any] = {}
+    for (row, dim), (column, causal) in itertools.product(enumerate(dims), enumerate(masks)):
+        axes = panels[row][column]
+        panel = [c for c in cells if (c.shape.head_dim, c.causal) == (dim, causal)]
+        drawn = _panel(axes, panel, results)
+        lines |= drawn
+        if not drawn:
+            axes.text(0.5, 0.5, "not timed", ha="center", va="center", transform=axes.transAxes, color=GREY)
+        axes.set_title(f"head dim {dim}, {'causal' if causal else 'full'}")
+    _scale_axes(panels, cells, results)
+    figure.supxlabel("sequence length", fontsize=9)
+    figure.supylabel(f"TFLOP/s, {cells[0].dtype}", fontsize=9)
+    order = [label for label in (*_styles(results), "other rungs") if label in lines]
+    if order:
+        handles = [lines[label] for label in order]
+        figure.legend(handles, order, loc="outside upper center", ncols=min(len(order), 4))
+
+
+def _styles(results: Results) -> dict[str, dict[str, Any]]:
+    """How each arm is drawn: the champion and the baseline stand out, rungs below the champion recede."""
+    best = champion(results)
+    styles: dict[str, dict[str, Any]] = {}
+    if best is not None:
+        styles[best] = {"color": CHAMPION, "linewidth": 2, "marker": "o", "zorder": 4}
+    others = [peer for peer in results.peers if peer != results.ladder.baseline]
+    styles[results.ladder.baseline] = {"color": BASELINE, "linestyle": "--", "marker": "o", "zorder": 3}
+    for peer, colour, marker in zip(others, itertools.cycle(PALETTE), itertools.cycle(MARKERS)):
+        styles[peer] = {"color": colour, "linewidth": 1.2, "marker": marker, "zorder": 2.5}
+    return styles
+
+
+def _panel(axes: Axes, cells: Sequence[Cell], results: Results) -> dict[str, Any]:
+    """Draws every arm that has a time in the cells; returns the lines by label."""
+    styles = _styles(results)
+    recede = {"color": "#BDBDBD", "linewidth": 0.9, "marker": ".", "zorder": 2}
+    lines: dict[str, Any] = {}
+    for name in (*results.rungs, *results.peers):
+        points = [(cell.shape.seq_k, *_rate(arm)) for cell in cells if (arm := _timed(results, cell, name)) is not None]
+        if points:
+            x, y, down, up = zip(*points, strict=True)
+            style = {"markersize": 4, "capsize": 2, **styles.get(name, recede)}
+            lines[name if name in styles else "other rungs"] = axes.errorbar(x, y, yerr=[down, up], **style)
+    axes.grid()
+    return lines
+
+
+def _timed(results: Results, cell: Cell, name: str) -> ArmStats | None:
+    arm = results.arm(cell, name)
+    return arm if arm is not None and arm.device_us is not None else None
+
+
+def _rate(arm: ArmStats) -> tuple[float, float, float]:
+    """TFLOP/s, and how far its interval reaches down and up."""
+    assert arm.device_us is not None
+    work = flops.flops(arm.cell) / 1e6
+    rate = work / arm.device_us.median
+    low, high = arm.device_us.ci
+    return rate, rate - work / high, work / low - rate
+
+
+def _scale_axes(panels: Any, cells: Sequence[Cell], results: Results) -> None:
+    """Lengths as they are on a log axis; rates on one only if the champion and peers span more than a factor of 20."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    lengths = sorted({cell.shape.seq_k for cell in cells})
+    arms = (_timed(results, cell, name) for cell in cells for name in _styles(results))
+    rates = [_rate(arm)[0] for arm in arms if arm is not None]
+    for axes in panels.flat:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
+        axes.xaxis.set_major_locator(FixedLocator(lengths))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+        if rates and max(rates) > 20 * min(rates):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        else:
+            axes.set_ylim(bottom=0)
+
+
+FIGURES = {"ladder": Plot(_ladder, _ladder_alt), "scaling": Plot(_scaling, _scaling_alt)}
+"""ladder: time of every rung at the reference cell, with each step's speed-up.
+scaling: TFLOP/s over sequence length in the headline set, a panel for each head dimension and mask."""

@@ -1,0 +1,203 @@
+"""The GPU stages over a run directory: build, check, time. Each does what is not recorded yet and appends records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashladder import build as building
+from flashladder import flops
+from flashladder.arms import CONTROL, PEERS, ArmSpec
+from flashladder.inputs import Case, edge_cases, suite_cases
+from flashladder.ladder import Ladder, load_shapes
+from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung
+from flashladder.rundir import RunDir
+from flashladder.worker import (
+    At,
+    CheckDone,
+    CheckItem,
+    CheckJob,
+    Message,
+    Outcome,
+    TimingDone,
+    TimingItem,
+    TimingJob,
+    supervise,
+)
+
+# --- build ----------------------------------------------------------------------------------------------------------
+
+
+def build_rungs(
+    run: RunDir | None, rungs: Sequence[Rung], archs: Sequence[str], progress: building.Progress
+) -> tuple[list[BuildRecord], dict[str, ArmSpec]]:
+    """Build, record, and return the records and the specs of the rungs that built."""
+    recorded = {} if run is None else {r.rung: r for r in run.builds()}
+    records, specs = [], {}
+    for target, record in building.build(rungs, archs, progress):
+        records.append(record)
+        if run is not None and recorded.get(record.rung) != record:
+            run.append("build", record)
+        if record.status == "built":
+            specs[record.rung] = ArmSpec(
+                name=record.rung, kind="rung", library=str(target.library), sha256=record.sha256
+            )
+    return records, specs
+
+
+def peer_specs() -> dict[str, ArmSpec]:
+    return {name: ArmSpec(name=name, kind="peer") for name in PEERS}
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def cases(dtypes: Sequence[DtypeName], head_dims: Sequence[int]) -> list[Case]:
+    """What a rung must pass; a peer, which need not take every input, runs the suite alone."""
+    suite = [c for c in load_shapes()["correctness"].cells(tuple(dtypes)) if c.shape.head_dim in head_dims]
+    edges = [case for dtype in dtypes for head_dim in sorted(head_dims) for case in edge_cases(dtype, head_dim)]
+    return [*suite_cases(suite), *edges]
+
+
+def check_arms(
+    run: RunDir,
+    specs: Sequence[ArmSpec],
+    dtypes: Sequence[DtypeName],
+    head_dims: Sequence[int],
+    seed: int,
+    progress: building.Progress = building.silent,
+) -> list[CheckRecord]:
+    """Run the cases that have no record for the arm's binary, all arms of a case together, since they share its oracle.
+
+    Returns all records of these arms.
+    """
+    done = {(r.arm, r.sha256, r.case) for r in run.checks()}
+    every = [
+        CheckItem(arm=spec, case=case)
+        for case in cases(dtypes, head_dims)
+        for spec in specs
+        if spec.kind == "rung" or case.family == "suite"
+    ]
+    todo = [item for item in every if (item.arm.name, item.arm.sha256, item.case.id) not in done]
+    finished = len(every) - len(todo)
+
+    def on_message(message: Message) -> None:
+        nonlocal finished
+        if isinstance(message, CheckDone):
+            run.append("check", message.record)
+            finished += 1
+            progress(finished, len(every), message.record.arm)
+
+    progress(finished, len(every), "")
+    while todo:
+        outcome = supervise(CheckJob(items=tuple(todo), seed=seed), on_message)
+        if outcome.end == "finished":
+            break
+        failed = todo[outcome.at.item if outcome.at else 0]
+        run.append("check", _casualty(failed, outcome, seed))
+        # One crash refuses the arm: the rest of its cases would cost a process start each and change nothing.
+        todo = [item for item in todo[todo.index(failed) + 1 :] if item.arm != failed.arm]
+        finished = len(every) - len(todo)
+    names = {spec.name for spec in specs}
+    return [r for r in run.checks() if r.arm in names]
+
+
+def _casualty(item: CheckItem, outcome: Outcome, seed: int) -> CheckRecord:
+    return CheckRecord(
+        arm=item.arm.name,
+        sha256=item.arm.sha256,
+        case=item.case.id,
+        cell=item.case.cell,
+        status="timeout" if outcome.end == "timeout" else "crash",
+        reason=outcome.detail,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the check records allow to be timed."""
+
+    records: Sequence[CheckRecord]
+
+    def refusal(self, spec: ArmSpec, cell: Cell) -> tuple[str, str] | None:
+        """(status, reason) why `spec` must not be timed in `cell`; None when its checks allow it."""
+        mine = [
+            r
+            for r in self.records
+            if r.arm == spec.name.removesuffix(CONTROL)
+            and r.sha256 == spec.sha256
+            and r.cell.dtype == cell.dtype
+            and r.cell.shape.head_dim == cell.shape.head_dim
+        ]
+        bad = [r for r in mine if r.status not in ("pass", "unsupported")]
+        if bad:
+            return "failed", f"{len(bad)} of {len(mine)} checks failed, first {bad[0].case}: {bad[0].reason}"
+        if not any(r.status == "pass" for r in mine):
+            if mine:
+                return "unsupported", mine[0].reason or "every check was refused"
+            return "failed", "not checked"
+        return None
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def time_cells(
+    run: RunDir,
+    ladder: Ladder,
+    specs: Sequence[ArmSpec],
+    cells: dict[Cell, L2Mode],
+    preset: Preset,
+    seed: int,
+    progress: building.Progress = building.silent,
+) -> None:
+    """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell."""
+    gate = Gate(run.checks())
+    control = [ArmSpec(name=s.name + CONTROL, kind="peer") for s in specs if s.name == ladder.baseline]
+    arms = (*specs, *control)
+    recorded = {r.cell: {(a.arm, a.sha256) for a in r.arms} for r in run.timings()}
+    wanted = {(s.name, s.sha256) for s in arms}
+    todo = [
+        TimingItem(
+            cell=cell,
+            l2=l2,
+            arms=arms,
+            excluded={s.name: refusal for s in arms if (refusal := gate.refusal(s, cell)) is not None},
+        )
+        for cell, l2 in sorted(cells.items(), key=lambda item: (flops.flops(item[0]), item[0]))
+        if not wanted <= recorded.get(cell, set())
+    ]
+    finished = len(cells) - len(todo)
+
+    def on_message(message: Message) -> None:
+        nonlocal finished
+        if isinstance(message, TimingDone):
+            run.append("timing", message.record)
+            finished += 1
+            progress(finished, len(cells), message.record.cell.id)
+
+    progress(finished, len(cells), "")
+    while todo:
+        job = TimingJob(items=tuple(todo), preset=preset, seed=seed, rates=known_rates(run))
+        outcome = supervise(job, on_message)
+        if outcome.end == "finished":
+            return
+        at = outcome.at or At(item=0, arm="")
+        item = todo[at.item]
+        blamed = [s.name for s in arms if s.name == at.arm] or [s.name for s in arms]
+        reason = f"{outcome.end} while it ran: {outcome.detail}"
+        excluded = {**item.excluded, **{name: ("failed", reason) for name in blamed if name not in item.excluded}}
+        todo = [TimingItem(cell=item.cell, l2=item.l2, arms=arms, excluded=excluded), *todo[at.item + 1 :]]
+
+
+def known_rates(run: RunDir) -> dict[str, float]:
+    """Least seconds a FLOP by arm/head_dim, from the recorded samples."""
+    rates: dict[str, float] = {}
+    for record in run.timings():
+        work = flops.flops(record.cell)
+        for arm in record.arms:
+            if arm.ns and work:
+                key = f"{arm.arm}/{record.cell.shape.head_dim}"
+                rates[key] = min(rates.get(key, float("inf")), min(map(min, arm.ns)) * 1e-9 / work)
+    return rates

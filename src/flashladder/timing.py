@@ -1,0 +1,369 @@
+"""The timing engine: device time of every arm of a cell, measured together.
+
+A block visits all arms in random order and then in the reverse order, so any two arms form an ABBA or BAAB quad in
+every block and drift cancels between them. A sample is one replay of a CUDA graph of enough launches to last
+SAMPLE_US, between two events. What is timed was checked on the same inputs before, and is checked again after.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+
+from flashladder import flops, reference
+from flashladder.arms import CONTROL, RungArm, SdpaArm
+from flashladder.check import distance, first_line
+from flashladder.machine import Nvml
+from flashladder.model import ArmTiming, BlockTelemetry, Cell, CellTiming, L2Mode, Preset, Status
+
+SAMPLE_US = 100.0
+"""Events tick in 32 ns steps: at 100 us that is 0.03 %."""
+MAX_LAUNCHES = 200
+CHECKED_ROWS = 18
+HOST_CALLS = 40
+HOST_CALLS_SLOW = 10
+SLOW_S = 1e-3
+PLATEAU = 0.02
+"""The clock has settled when three readings lie within this fraction."""
+MAX_WARMUP_FACTOR = 4
+ESTIMATE_SPIN_CYCLES = 3_000_000
+"""About 1.5 ms: longer than the host takes to enqueue three calls of the slowest dispatcher."""
+SPIN_CYCLES_PER_SAMPLE = 40_000
+"""About 20 us a sample of a block: the host enqueues a whole block while the GPU spins."""
+
+
+@dataclass
+class _Prepared:
+    """An arm ready to be sampled in one cell."""
+
+    arm: RungArm | SdpaArm
+    outputs: tuple[Any, Any]
+    launches: int
+    blocks: int
+    estimate_s: float
+    sample: Callable[[], None]
+    captured: bool
+    last_set: int
+    result: Callable[[], tuple[Any, Any | None]]
+    blocks_seen: list[int] = field(default_factory=list)
+    ns: list[tuple[float, float]] = field(default_factory=list)
+
+
+class _UnfitError(Exception):
+    """This arm is not timed in this cell."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class _Inputs:
+    """Random inputs of a cell on the GPU, in as many sets as it takes to exceed twice the L2, and their oracle."""
+
+    def __init__(self, torch: Any, cell: Cell, sets: int, seed: int) -> None:
+        self.torch, self.cell = torch, cell
+        s = cell.shape
+        dtype = torch.float16 if cell.dtype == "fp16" else torch.bfloat16
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def randn(heads: int, rows: int) -> Any:
+            return torch.randn(s.batch, heads, rows, s.head_dim, device="cuda", dtype=dtype, generator=generator)
+
+        self.sets = [
+            (randn(s.heads_q, s.seq_q), randn(s.heads_kv, s.seq_k), randn(s.heads_kv, s.seq_k)) for _ in range(sets)
+        ]
+        self.scale = 1 / sqrt(s.head_dim)
+        rows = np.random.default_rng(seed).choice(s.seq_q, min(s.seq_q, CHECKED_ROWS - 2), replace=False)
+        self.rows = torch.tensor(sorted({0, s.seq_q - 1, *rows.tolist()}), device="cuda")
+        self._oracles: dict[int, Any] = {}
+
+    def fault(self, number: int, o: Any, lse: Any | None) -> str | None:
+        """What is wrong with O and LSE of set `number` on the checked rows; None when they are right."""
+        torch = self.torch
+        if number not in self._oracles:
+            q, k, v = (x.to(torch.float64) for x in self.sets[number])
+            q = q.index_select(2, self.rows)
+            arguments: dict[str, Any] = {
+                "scale": self.scale,
+                "causal": self.cell.causal,
+                "rows": self.rows,
+                "seq_q": self.cell.shape.seq_q,
+            }
+            dtype = self.sets[number][0].dtype
+            oracle = reference.attention(q, k, v, **arguments)
+            unfused = reference.attention(q, k, v, **arguments, rounding=lambda x: x.to(dtype).to(torch.float64))
+            self._oracles[number] = oracle, unfused
+        oracle, unfused = self._oracles[number]
+        got = o.index_select(2, self.rows).to(torch.float64)
+        got_lse = None if lse is None else lse.index_select(2, self.rows).to(torch.float64)
+        return distance(got, got_lse, oracle, unfused, self.cell.dtype).fault
+
+
+class Timer:
+    """Times cells in this process, on the current GPU. `rates` are the known seconds a FLOP, by arm/head_dim."""
+
+    def __init__(self, preset: Preset, rates: dict[str, float]) -> None:
+        import torch
+
+        self.torch = torch
+        self.preset = preset
+        self.rates = rates
+        self.nvml = Nvml()
+        self.l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        self._flush_buffer = torch.empty(2 * self.l2_bytes, dtype=torch.uint8, device="cuda")
+
+    def time_cell(
+        self,
+        arms: Sequence[RungArm | SdpaArm],
+        cell: Cell,
+        l2: L2Mode,
+        excluded: dict[str, tuple[str, str]],
+        seed: int,
+        at: Callable[[str], None],
+    ) -> CellTiming:
+        """Check, warm up, sample and check again; an arm that cannot be timed becomes a record with its reason."""
+        torch = self.torch
+        seed = zlib.crc32(f"{seed}/{cell.id}".encode())
+        sets = ceil(2 * self.l2_bytes / flops.input_bytes(cell)) if l2 == "cold" else 1
+        inputs = _Inputs(torch, cell, sets, seed)
+        prepared: list[_Prepared] = []
+        records: dict[str, ArmTiming] = {}
+        for arm in arms:
+            at(arm.name)
+            try:
+                if arm.name in excluded:
+                    status, reason = excluded[arm.name]
+                    raise _UnfitError(status, reason)  # type: ignore[arg-type]
+                twin = next((p for p in prepared if p.arm.name + CONTROL == arm.name), None)
+                prepared.append(self._prepare(arm, inputs, twin))
+            except _UnfitError as unfit:
+                records[arm.name] = _unfit_record(arm, unfit.status, unfit.reason)
+        at("warm-up")
+        warmup_s = self._warm_up(prepared)
+        telemetry = self._sample_blocks(prepared, l2, seed, at)
+        for p in prepared:
+            at(p.arm.name)
+            records[p.arm.name] = self._finish(p, inputs)
+        del prepared, inputs
+        torch.cuda.empty_cache()
+        return CellTiming(
+            cell=cell,
+            l2=l2,
+            seed=seed,
+            input_sets=sets,
+            warmup_s=warmup_s,
+            telemetry=tuple(telemetry),
+            arms=tuple(records[arm.name] for arm in arms),
+        )
+
+    # --- preparation ---
+
+    def _prepare(self, arm: RungArm | SdpaArm, inputs: _Inputs, twin: _Prepared | None) -> _Prepared:
+        """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing."""
+        torch, cell = self.torch, inputs.cell
+        rate_key = f"{arm.name}/{cell.shape.head_dim}"
+        known = self.rates.get(rate_key)
+        if known is not None:
+            self._blocks_within_budget(known * flops.flops(cell) / 2, "would take")
+        q = inputs.sets[0][0]
+        outputs = (
+            torch.full_like(q, float("nan")),
+            torch.full(q.shape[:3], float("nan"), dtype=torch.float32, device="cuda"),
+        )
+
+        def call(number: int) -> tuple[Any, Any | None]:
+            return arm(*inputs.sets[number], *outputs, inputs.scale, cell.causal)
+
+        try:
+            with arm.context():
+                o, lse = call(0)
+                torch.cuda.synchronize()
+                if fault := inputs.fault(0, o, lse):
+                    raise _UnfitError("failed", f"incorrect: {fault}")
+                estimate_s = self._estimate(lambda: call(0))
+                if cell_flops := flops.flops(cell):
+                    self.rates[rate_key] = min(known or np.inf, estimate_s / cell_flops)
+                launches = max(1, min(MAX_LAUNCHES, ceil(SAMPLE_US * 1e-6 / estimate_s)))
+                launches = twin.launches if twin else launches
+                blocks = self._blocks_within_budget(estimate_s * launches, "take")
+                return self._capture(arm, inputs, outputs, call, launches, blocks, estimate_s)
+        except _UnfitError:
+            raise
+        except (NotImplementedError, ValueError, TypeError) as error:
+            raise _UnfitError("unsupported", first_line(error)) from error
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise _UnfitError("failed", "out of GPU memory") from error
+
+    def _blocks_within_budget(self, sample_s: float, verb: str) -> int:
+        preset = self.preset
+        blocks = min(preset.blocks, int(preset.arm_budget_s / (2 * sample_s)))
+        if blocks < preset.min_blocks:
+            raise _UnfitError(
+                "skipped",
+                f"{preset.min_blocks} blocks {verb} {2 * preset.min_blocks * sample_s:.1f} s or more, "
+                f"over the preset's {preset.arm_budget_s:g} s an arm",
+            )
+        return blocks
+
+    def _estimate(self, call: Callable[[], object]) -> float:
+        """Device seconds a call, by events around three that were enqueued while the GPU spun."""
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.torch.cuda._sleep(ESTIMATE_SPIN_CYCLES)
+        start.record()
+        for _ in range(3):
+            call()
+        end.record()
+        end.synchronize()
+        return max(float(start.elapsed_time(end)) * 1e-3 / 3, 1e-6)
+
+    def _capture(
+        self,
+        arm: RungArm | SdpaArm,
+        inputs: _Inputs,
+        outputs: tuple[Any, Any],
+        call: Callable[[int], tuple[Any, Any | None]],
+        launches: int,
+        blocks: int,
+        estimate_s: float,
+    ) -> _Prepared:
+        """Record `launches` calls in a CUDA graph and prove that a replay computes; else enqueue them one by one."""
+        torch = self.torch
+        sets = len(inputs.sets)
+        last_set = (launches - 1) % sets
+        kept: list[tuple[Any, Any | None]] = []
+
+        def enqueue() -> None:
+            for launch in range(launches):
+                kept[:] = [call(launch % sets)]
+
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                enqueue()
+            sample, captured = graph.replay, True
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            torch.cuda.synchronize()
+            sample, captured = enqueue, False
+        for output in outputs:
+            output.fill_(float("nan"))
+        if captured:
+            kept[0][0].fill_(float("nan"))
+        sample()
+        torch.cuda.synchronize()
+        if fault := inputs.fault(last_set, *kept[0]):
+            raise _UnfitError("failed", f"a {'graph replay' if captured else 'batch'} is incorrect: {fault}")
+        return _Prepared(arm, outputs, launches, blocks, estimate_s, sample, captured, last_set, lambda: kept[0])
+
+    # --- sampling ---
+
+    def _warm_up(self, prepared: Sequence[_Prepared]) -> float:
+        """Run the arms until warmup_ms have passed and the SM clock has settled; returns the seconds it took."""
+        start = time.perf_counter()
+        clocks: list[int] = []
+        least = self.preset.warmup_ms * 1e-3
+        while prepared:
+            for p in prepared:
+                if p.estimate_s * p.launches < 0.05:
+                    with p.arm.context():
+                        p.sample()
+            self.torch.cuda.synchronize()
+            clocks.append(self.nvml.sm_clock_mhz() or 0)
+            elapsed = time.perf_counter() - start
+            recent = clocks[-3:]
+            settled = len(recent) == 3 and max(recent) - min(recent) <= PLATEAU * max(recent)
+            if elapsed >= least and (settled or elapsed >= MAX_WARMUP_FACTOR * least):
+                break
+        return round(time.perf_counter() - start, 3)
+
+    def _sample_blocks(
+        self, prepared: Sequence[_Prepared], l2: L2Mode, seed: int, at: Callable[[str], None]
+    ) -> list[BlockTelemetry]:
+        torch = self.torch
+        rng = np.random.default_rng(seed)
+        events = {
+            (id(p), visit): tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for p in prepared
+            for visit in range(2)
+        }
+        telemetry = []
+        for block in range(max((p.blocks for p in prepared), default=0)):
+            active = [p for p in prepared if block < p.blocks]
+            order = [active[i] for i in rng.permutation(len(active))]
+            visits = [(p, 0) for p in order] + [(p, 1) for p in reversed(order)]
+            at(f"block {block}")
+            # Random length: blocks of even spacing could lock to a periodic drift of the clock.
+            torch.cuda._sleep(int(SPIN_CYCLES_PER_SAMPLE * len(visits) * (1 + rng.random())))
+            for p, visit in visits:
+                if l2 == "cold":
+                    self._flush_buffer.fill_(block & 1)
+                self._one_sample(p, events[id(p), visit])
+            torch.cuda.synchronize()
+            telemetry.append(self.nvml.block_telemetry())
+            for p in active:
+                first, second = (events[id(p), visit] for visit in range(2))
+                p.blocks_seen.append(block)
+                p.ns.append((_ns(first, p.launches), _ns(second, p.launches)))
+        return telemetry
+
+    def _one_sample(self, p: _Prepared, events: tuple[Any, Any]) -> None:
+        start, end = events
+        if p.captured:
+            start.record()
+            p.sample()
+            end.record()
+            return
+        with p.arm.context():
+            self.torch.cuda._sleep(SPIN_CYCLES_PER_SAMPLE * (1 + p.launches))
+            start.record()
+            p.sample()
+            end.record()
+
+    def _finish(self, p: _Prepared, inputs: _Inputs) -> ArmTiming:
+        """Check the last sample's output, then measure single host calls."""
+        o, lse = p.result()
+        if fault := inputs.fault(p.last_set, o, lse):
+            return _unfit_record(p.arm, "failed", f"incorrect after timing: {fault}")
+        return ArmTiming(
+            arm=p.arm.name,
+            kind=p.arm.spec.kind,
+            status="timed",
+            sha256=p.arm.sha256,
+            launches_per_sample=p.launches,
+            captured=p.captured,
+            blocks=tuple(p.blocks_seen),
+            ns=tuple(p.ns),
+            host_us=self._host_us(p, inputs),
+        )
+
+    def _host_us(self, p: _Prepared, inputs: _Inputs) -> tuple[float, ...]:
+        calls = HOST_CALLS if p.estimate_s < SLOW_S else HOST_CALLS_SLOW
+        arguments = (*inputs.sets[0], *p.outputs, inputs.scale, inputs.cell.causal)
+        times = []
+        with p.arm.context():
+            for _ in range(10):
+                p.arm(*arguments)
+            self.torch.cuda.synchronize()
+            for _ in range(calls):
+                start = time.perf_counter_ns()
+                p.arm(*arguments)
+                times.append((time.perf_counter_ns() - start) / 1e3)
+            self.torch.cuda.synchronize()
+        return tuple(times)
+
+
+def _ns(events: tuple[Any, Any], launches: int) -> float:
+    return round(float(events[0].elapsed_time(events[1])) * 1e6 / launches, 1)
+
+
+def _unfit_record(arm: RungArm | SdpaArm, status: Status, reason: str) -> ArmTiming:
+    return ArmTiming(arm=arm.name, kind=arm.spec.kind, status=status, reason=reason, sha256=arm.sha256)

@@ -1,0 +1,221 @@
+"""Runs kernels in a child process: a crash, a hang or a poisoned CUDA context is a verdict, not the end of the run.
+
+The child reads one job as JSON on stdin and writes messages as JSON lines on a pipe of its own, so that what a kernel
+prints cannot be mistaken for a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from flashladder.arms import ArmSpec, open_arm
+from flashladder.inputs import Case
+from flashladder.model import Cell, CellTiming, CheckRecord, L2Mode, Preset, Record
+
+
+class CheckItem(Record, frozen=True, kw_only=True):
+    arm: ArmSpec
+    case: Case
+
+
+class CheckJob(Record, frozen=True, kw_only=True, tag="check"):
+    items: tuple[CheckItem, ...]
+    seed: int
+
+
+class TimingItem(Record, frozen=True, kw_only=True):
+    cell: Cell
+    l2: L2Mode
+    arms: tuple[ArmSpec, ...]
+    excluded: dict[str, tuple[str, str]]
+    """Arms of this cell that are not run: name -> (status, reason)."""
+
+
+class TimingJob(Record, frozen=True, kw_only=True, tag="timing"):
+    items: tuple[TimingItem, ...]
+    preset: Preset
+    seed: int
+    rates: dict[str, float]
+    """Least seconds a FLOP that an arm/head_dim was seen to take: lets hopeless cells be skipped unlaunched."""
+
+
+Job = CheckJob | TimingJob
+
+
+class At(Record, frozen=True, kw_only=True, tag="at"):
+    """The child is about to run item `item`, in it the arm `arm`."""
+
+    item: int
+    arm: str
+
+
+class CheckDone(Record, frozen=True, kw_only=True, tag="check"):
+    record: CheckRecord
+
+
+class TimingDone(Record, frozen=True, kw_only=True, tag="timing"):
+    record: CellTiming
+
+
+class Finished(Record, frozen=True, kw_only=True, tag="finished"):
+    pass
+
+
+Message = At | CheckDone | TimingDone | Finished
+Emit = Callable[[Message], None]
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    """How a child ended, and where it was."""
+
+    end: Literal["finished", "crash", "timeout"]
+    at: At | None
+    detail: str
+
+
+# --- child ----------------------------------------------------------------------------------------------------------
+
+
+def _run_checks(job: CheckJob, emit: Emit) -> None:
+    from flashladder.arrays import CudaMemory
+    from flashladder.check import Problem, check_case, pose
+
+    memory = CudaMemory()
+    opened = {}
+    posed: tuple[Case, tuple[Problem, ...]] | None = None
+    for number, item in enumerate(job.items):
+        emit(At(item=number, arm=item.arm.name))
+        if posed is None or posed[0] != item.case:
+            posed = item.case, pose(item.case, memory, job.seed)
+        if item.arm.name not in opened:
+            opened[item.arm.name] = open_arm(item.arm)
+        arm = opened[item.arm.name]
+        with arm.context():
+            record = check_case(arm, item.case, memory, job.seed, posed[1])
+        emit(CheckDone(record=record))
+
+
+def _run_timings(job: TimingJob, emit: Emit) -> None:
+    from flashladder.timing import Timer
+
+    timer = Timer(job.preset, dict(job.rates))
+    for number, item in enumerate(job.items):
+
+        def at(arm: str, number: int = number) -> None:
+            emit(At(item=number, arm=arm))
+
+        arms = [open_arm(spec) for spec in item.arms]
+        emit(TimingDone(record=timer.time_cell(arms, item.cell, item.l2, item.excluded, job.seed, at)))
+
+
+def main() -> None:
+    """Entry of the child: `python -m flashladder.worker FD`."""
+    fd = int(sys.argv[1])
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    with os.fdopen(fd, "wb") as pipe:
+
+        def emit(message: Message) -> None:
+            pipe.write(msgspec.json.encode(message) + b"\n")
+            pipe.flush()
+
+        if isinstance(job, CheckJob):
+            _run_checks(job, emit)
+        else:
+            _run_timings(job, emit)
+        emit(Finished())
+        # Tear-down of a broken CUDA context may hang: the work is done, so leave at once.
+        pipe.close()
+        os._exit(0)
+
+
+# --- parent ---------------------------------------------------------------------------------------------------------
+
+
+def _lines(fd: int, limit_s: float) -> Iterator[bytes | None]:
+    """Complete lines from the child; None when it was silent for `limit_s`. Ends when the child closes the pipe."""
+    pending = b""
+    while True:
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in pending:
+            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                yield None
+                return
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                return
+            pending += chunk
+        line, pending = pending.split(b"\n", 1)
+        yield line
+
+
+def supervise(
+    job: Job,
+    on_message: Callable[[Message], None],
+    limit_s: float = 120.0,
+    command: tuple[str, ...] = (sys.executable, "-m", "flashladder.worker"),
+) -> Outcome:
+    """Run `job` in a child, passing on its messages; kill it when it says nothing for `limit_s` seconds."""
+    read, write = os.pipe()
+    at: At | None = None
+    end: Literal["finished", "crash", "timeout"] = "crash"
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            [*command, str(write)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=(write,),
+            start_new_session=True,
+        )
+        os.close(write)
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                stdin.write(msgspec.json.encode(job))
+            for line in _lines(read, limit_s):
+                if line is None:
+                    end = "timeout"
+                    break
+                message = msgspec.json.decode(line, type=Message)
+                if isinstance(message, At):
+                    at = message
+                elif isinstance(message, Finished):
+                    end = "finished"
+                    break
+                else:
+                    on_message(message)
+            if end == "crash":
+                process.wait(timeout=limit_s)
+        finally:
+            os.close(read)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        stderr.seek(0)
+        said = stderr.read().decode(errors="replace")
+    detail = f"silent for {limit_s:g} s" if end == "timeout" else _why(process.returncode, said)
+    return Outcome(end=end, at=at, detail="" if end == "finished" else detail)
+
+
+def _why(returncode: int, stderr: str) -> str:
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else ""
+    if returncode < 0:
+        return f"killed by {signal.Signals(-returncode).name}" + (f": {last}" if last else "")
+    return last or f"exit code {returncode}"
+
+
+if __name__ == "__main__":
+    main()

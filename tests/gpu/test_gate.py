@@ -1,0 +1,43 @@
+"""The gate on the GPU: rungs pass, saboteurs do not."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from flashladder import check, inputs
+from flashladder.arms import RungArm
+from flashladder.arrays import CudaMemory
+from tests.saboteurs import SABOTEURS, PyArm, right
+
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def memory(torch: object) -> CudaMemory:
+    return CudaMemory()
+
+
+@cache
+def _cases() -> tuple[inputs.Case, ...]:
+    return tuple(inputs.edge_cases("fp16", 64))
+
+
+def _statuses(arm: PyArm | RungArm, memory: CudaMemory) -> list[str]:
+    return [check.check_case(arm, c, memory, SEED, check.pose(c, memory, SEED)).status for c in _cases()]
+
+
+def test_a_rung_passes_or_refuses_every_case(arm: RungArm, memory: CudaMemory) -> None:
+    statuses = _statuses(arm, memory)
+    assert set(statuses) <= {"pass", "unsupported"}
+    assert statuses.count("unsupported") <= 4
+
+
+def test_the_right_answer_passes(memory: CudaMemory) -> None:
+    assert set(_statuses(PyArm("right", memory, right), memory)) == {"pass"}
+
+
+@pytest.mark.parametrize("name", SABOTEURS)
+def test_a_saboteur_is_rejected(name: str, memory: CudaMemory) -> None:
+    assert "fail" in _statuses(PyArm(name, memory, SABOTEURS[name]), memory)

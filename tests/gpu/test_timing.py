@@ -1,0 +1,123 @@
+"""The timing engine measures what it says, and refuses what it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashladder.arms import ArmSpec
+from flashladder.model import ArmTiming, Cell, L2Mode, Preset, Shape
+from flashladder.timing import Timer
+from tests.saboteurs import PyArm, right
+
+CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=64, seq_k=64, head_dim=64), dtype="fp16", causal=False)
+PRESET = Preset(sets=(), dtypes=("fp16",), blocks=12, min_blocks=10, warmup_ms=100, arm_budget_s=4)
+
+
+class Fake:
+    """A right arm with extra work around it."""
+
+    def __init__(self, torch: Any, name: str, work: Any) -> None:
+        from contextlib import nullcontext
+
+        from flashladder.arrays import CudaMemory
+
+        self.spec = ArmSpec(name=name, kind="peer")
+        self.name, self.sha256 = name, None
+        self.context = nullcontext
+        self._inner = PyArm(name, CudaMemory(), right)
+        self._work = work
+
+    def __call__(self, *arguments: Any) -> tuple[Any, Any]:
+        return self._work(self._inner, *arguments) or (arguments[3], arguments[4])
+
+
+def _time(torch: Any, work: Any, l2: L2Mode = "warm", preset: Preset = PRESET) -> ArmTiming:
+    arm = Fake(torch, "fake", work)
+    return Timer(preset, {}).time_cell([arm], CELL, l2, {}, 0, lambda _: None).arms[0]  # type: ignore[list-item]
+
+
+def _spin(torch: Any, cycles: int) -> Any:
+    """Copies a prepared answer after spinning; the copy is what makes the output right."""
+    answers: dict[int, Any] = {}
+
+    def work(inner: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+        if q.data_ptr() not in answers:
+            inner(q, k, v, o, lse, scale, causal)
+            answers[q.data_ptr()] = o.clone(), lse.clone()
+        torch.cuda._sleep(cycles)
+        o.copy_(answers[q.data_ptr()][0])
+        lse.copy_(answers[q.data_ptr()][1])
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def spin_ms(torch: Any) -> float:
+    """What 10 million cycles take by an outer clock, at the settled clock rate."""
+    import time
+
+    for _ in range(30):
+        torch.cuda._sleep(10_000_000)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(20):
+        torch.cuda._sleep(10_000_000)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / 20 * 1e3
+
+
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+def test_a_spin_is_timed_within_ten_percent_with_and_without_flush(torch: Any, spin_ms: float, l2: L2Mode) -> None:
+    record = _time(torch, _spin(torch, 10_000_000), l2)
+    assert record.status == "timed", record.reason
+    assert len(record.blocks) == PRESET.blocks
+    assert np.median(record.ns) / 1e6 == pytest.approx(spin_ms, rel=0.1)
+
+
+def test_short_work_is_batched_to_a_sample_of_100_us(torch: Any) -> None:
+    record = _time(torch, _spin(torch, 20_000))
+    assert record.status == "timed", record.reason
+    assert record.launches_per_sample * np.median(record.ns) > 80e3
+
+
+def test_a_graph_that_captures_nothing_is_refused(torch: Any) -> None:
+    def work(inner: PyArm, *arguments: Any) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            inner(*arguments)
+
+    record = _time(torch, work)
+    assert record.status == "failed"
+    assert record.reason is not None
+    assert "graph replay is incorrect" in record.reason
+
+
+def test_wrong_output_is_never_timed(torch: Any) -> None:
+    record = _time(torch, lambda inner, *arguments: arguments[3].zero_() and None)
+    assert record.status == "failed"
+    assert record.ns == ()
+    assert record.reason is not None
+    assert record.reason.startswith("incorrect")
+
+
+def test_what_cannot_be_captured_is_timed_behind_a_spin(torch: Any) -> None:
+    spin = _spin(torch, 2_000_000)
+
+    def work(inner: PyArm, *arguments: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("not capturable")
+        spin(inner, *arguments)
+
+    record = _time(torch, work)
+    assert (record.status, record.captured) == ("timed", False)
+    assert 0.8e6 < np.median(record.ns) < 2e6
+
+
+def test_an_arm_over_the_budget_is_skipped_with_its_reason(torch: Any) -> None:
+    preset = Preset(sets=(), dtypes=("fp16",), blocks=50, min_blocks=20, warmup_ms=10, arm_budget_s=0.05)
+    record = _time(torch, _spin(torch, 10_000_000), preset=preset)
+    assert record.status == "skipped"
+    assert record.reason is not None
+    assert "over the preset's 0.05 s an arm" in record.reason

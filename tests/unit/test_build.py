@@ -1,0 +1,193 @@
+"""The build: what makes a library stale, the one-change rule, SASS evidence, the resource lock, failures."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flashladder import build, paths, toolchain
+from flashladder.errors import BuildError, DriftError
+from flashladder.ladder import load_ladder
+from flashladder.model import BuildRecord, KernelResources, Rung
+
+RUNGS = load_ladder().rungs
+
+
+@pytest.fixture(scope="session")
+def built() -> list[BuildRecord]:
+    """Every rung for every architecture; libraries of an earlier session are reused when nothing changed."""
+    return [record for _, record in build.build(RUNGS, build.ALL_ARCHS)]
+
+
+@dataclass
+class Copy:
+    """A copy of the kernel tree that a test may change."""
+
+    root: Path
+
+    @property
+    def source(self) -> Path:
+        return self.root / "kernel" / "rungs" / "r05_swizzle.cu"
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
+    shutil.copytree(paths.KERNEL, tmp_path / "kernel")
+    for name, value in {
+        "ROOT": tmp_path,
+        "KERNEL": tmp_path / "kernel",
+        "BUILD": tmp_path / "build",
+    }.items():
+        monkeypatch.setattr(paths, name, value)
+    monkeypatch.setattr(build, "INCLUDE", tmp_path / "kernel" / "include")
+    monkeypatch.setattr(build, "BINDING", tmp_path / "kernel" / "binding" / "binding.cc")
+    return Copy(tmp_path)
+
+
+def test_every_rung_builds_for_every_architecture(built: list[BuildRecord]) -> None:
+    assert [r.rung for r in built] == [r.id for r in RUNGS]
+    for record in built:
+        assert record.status == "built", record.reason
+        assert record.archs == build.ALL_ARCHS
+        assert len(record.kernels) == 4 * len(build.ALL_ARCHS)
+        assert all(k.sass for k in record.kernels)
+
+
+def test_one_change_a_rung_and_its_evidence_in_the_machine_code(built: list[BuildRecord]) -> None:
+    assert build.static_faults(RUNGS, built) == []
+    assert all(len(r.changes) == 1 for r in RUNGS if r.parent)
+
+
+def test_nothing_spills_but_what_the_lock_allows(built: list[BuildRecord]) -> None:
+    spilling = {k.kernel for r in built for k in r.kernels if k.spill_store_bytes or k.spill_load_bytes}
+    assert spilling <= {"r00_naive_fp16_d128", "r00_naive_bf16_d128"}
+
+
+def test_resources_match_the_lock(built: list[BuildRecord]) -> None:
+    said = build.check_lock(built)
+    if toolchain.find_nvcc().version == "13.0.88":
+        assert said.startswith(f"{sum(len(r.kernels) for r in built)} kernels match")
+
+
+@pytest.mark.parametrize("file", ["rungs/r05_swizzle.cu", "include/swizzle.h", "include/rung.h", "binding/binding.cc"])
+def test_an_edit_anywhere_changes_the_target(tree: Copy, file: str) -> None:
+    before = build.target("r05_swizzle", tree.source, ["sm_90a"])
+    path = tree.root / "kernel" / file
+    path.write_text(path.read_text() + "\n// edited\n")
+    assert build.target("r05_swizzle", tree.source, ["sm_90a"]).digest != before.digest
+
+
+def test_architecture_flags_and_compiler_change_the_target(tree: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(*archs: str) -> str:
+        return build.target("r05_swizzle", tree.source, archs).digest
+
+    seen = {digest("sm_90a"), digest("sm_80"), digest("sm_80", "sm_90a")}
+    monkeypatch.setattr(build, "NVCC_FLAGS", (*build.NVCC_FLAGS, "-lineinfo"))
+    seen.add(digest("sm_90a"))
+    nvcc = toolchain.find_nvcc()
+    monkeypatch.setattr(build, "find_nvcc", lambda: toolchain.Nvcc(nvcc.path, "12.8.93", nvcc.library_dirs))
+    seen.add(digest("sm_90a"))
+    assert len(seen) == 5
+
+
+def test_an_unrelated_header_leaves_the_target_alone(tree: Copy) -> None:
+    before = build.target("r00_naive", tree.root / "kernel/rungs/r00_naive.cu", ["sm_90a"])
+    header = tree.root / "kernel/include/swizzle.h"
+    header.write_text(header.read_text() + "\n// edited\n")
+    assert build.target("r00_naive", tree.root / "kernel/rungs/r00_naive.cu", ["sm_90a"]).digest == before.digest
+
+
+def test_a_missing_include_is_one_clear_line(tree: Copy) -> None:
+    tree.source.write_text('#include "nowhere.cuh"\n')
+    with pytest.raises(BuildError, match=r"nowhere\.cuh does not exist"):
+        build.target("r05_swizzle", tree.source, ["sm_90a"])
+
+
+def test_a_rung_that_does_not_compile_is_a_record_and_the_others_go_on(tree: Copy) -> None:
+    tree.source.write_text('#include "launch.cuh"\nint x = ;\n')
+    rungs = [r for r in RUNGS if r.id in ("r04_vector_io", "r05_swizzle")]
+    records = [record for _, record in build.build(rungs, ["sm_90a"])]
+    assert [r.status for r in records] == ["built", "failed"]
+    assert records[1].reason is not None
+    assert "error: expected an expression" in records[1].reason
+
+
+def test_rebuilding_elsewhere_gives_the_same_bytes(tree: Copy, built: list[BuildRecord]) -> None:
+    here = build.build([RUNGS[5]], build.ALL_ARCHS)[0][1]
+    assert here.sha256 == built[5].sha256
+
+
+def test_a_second_change_is_reported(built: list[BuildRecord]) -> None:
+    changed = msgspec.structs.replace(built[5], config={**built[5].config, "threads": 256, "tile_m": 64})
+    faults = build.static_faults(RUNGS, [*built[:5], changed])
+    assert faults == [
+        "r05_swizzle: its Config differs from r04_vector_io's in ['swizzle', 'threads', 'tile'], "
+        "experiments/ladder.toml declares ['swizzle']"
+    ]
+
+
+def _record(registers: int) -> BuildRecord:
+    kernel = KernelResources(
+        arch="sm_80",
+        kernel="k",
+        registers=registers,
+        spill_store_bytes=0,
+        spill_load_bytes=0,
+        stack_bytes=0,
+        shared_bytes=0,
+        sass={"FFMA": 1},
+    )
+    return BuildRecord(rung="k", status="built", compiler="nvcc 1.2.3", flags=(), archs=("sm_80",), kernels=(kernel,))
+
+
+def test_lock_drift_names_the_kernel_and_both_values(tree: Copy) -> None:
+    build.write_lock([_record(64)])
+    assert build.check_lock([_record(64)]).startswith("1 kernels match")
+    with pytest.raises(DriftError, match=r"k sm_80: registers 64 -> 96"):
+        build.check_lock([_record(96)])
+
+
+def test_a_compiler_without_a_lock_says_so(tree: Copy) -> None:
+    assert build.check_lock([_record(64)]).startswith("no resource lock for nvcc 1.2.3")
+
+
+def test_min_arch_keeps_a_rung_from_older_gpus() -> None:
+    rung = Rung(id="x", source="x.cu", change="x", min_arch=90)
+    assert build.supports(rung, "sm_90a")
+    assert not build.supports(rung, "sm_89")
+
+
+def test_old_and_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.99'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(toolchain, "wheel_root", lambda: tmp_path / "wheels")
+    toolchain.find_nvcc.cache_clear()
+    try:
+        with pytest.raises(BuildError, match=r"no nvcc >= 12\.8.*\(12\.4\.99\).*not found"):
+            toolchain.find_nvcc()
+    finally:
+        toolchain.find_nvcc.cache_clear()
+    toolchain.find_cxx.cache_clear()
+    with pytest.raises(BuildError, match=r"g\+\+ is not on PATH; install it"):
+        toolchain.find_cxx()
+    toolchain.find_cxx.cache_clear()
+
+
+def test_the_wheels_compiler_serves_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    toolchain.find_nvcc.cache_clear()
+    try:
+        nvcc = toolchain.find_nvcc()
+        assert nvcc.path == toolchain.wheel_root() / "bin" / "nvcc"
+        assert nvcc.version == "13.0.88"
+    finally:
+        toolchain.find_nvcc.cache_clear()

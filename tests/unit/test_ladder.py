@@ -1,0 +1,106 @@
+"""What experiments/*.toml declares, and the errors a wrong declaration gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashladder import ladder, paths
+from flashladder.errors import FlashladderError
+
+LADDER = ladder.load_ladder()
+
+HEAD = """
+[reference]
+shape = { batch = 1, heads = 1, seq = 8, head_dim = 64 }
+dtype = "fp16"
+mask = "full"
+baseline = "sdpa_default"
+"""
+
+
+def _parse(tmp_path: Path, text: str) -> ladder.Ladder:
+    file = tmp_path / "ladder.toml"
+    file.write_text(HEAD + text)
+    return ladder.parse_ladder(file)
+
+
+def test_every_rung_is_declared_once_and_every_source_belongs_to_one() -> None:
+    sources = sorted(str(p.relative_to(paths.ROOT)) for p in (paths.KERNEL / "rungs").glob("*.cu"))
+    assert sorted(r.source for r in LADDER.rungs) == sources
+    assert all(Path(r.source).stem == r.id for r in LADDER.rungs)
+
+
+def test_every_rung_but_the_first_has_a_parent_a_change_and_a_prediction_of_its_time() -> None:
+    for before, rung in zip(LADDER.rungs, LADDER.rungs[1:], strict=False):
+        assert rung.parent == before.id
+        assert rung.changes
+        times = [p for p in rung.predictions if p.metric == "time"]
+        assert len(times) == 1
+        for p in rung.predictions:
+            low, high = p.ratio
+            assert low <= high
+            assert p.reason
+        up = times[0].ratio[1] <= 1
+        assert times[0].direction == ("up" if up else "down")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[rung]]\nid = "a"\nsource = "a.cu"\nchange = "x"\n' * 2, "rung a is declared twice"),
+        ('[[rung]]\nid = "a"\nsource = "a.cu"\nchange = "x"\nparent = "b"\n', "parent 'b' is not declared above it"),
+        ('[[rung]]\nid = "a"\nsource = "a.cu"\nchange = "x"\ncolour = 1\n', "rung a: .*unknown field `colour`"),
+        ('[[rung]]\nid = "a"\nchange = "x"\n', "rung a: .*missing required field `source`"),
+        ("[[rung]\n", "Expected"),
+    ],
+)
+def test_a_wrong_declaration_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(FlashladderError, match=message) as caught:
+        _parse(tmp_path, text)
+    assert "\n" not in str(caught.value)
+    assert "ladder.toml" in str(caught.value)
+
+
+def test_rungs_are_selected_by_unambiguous_prefix() -> None:
+    assert [r.id for r in LADDER.select(("r05", "r00_naive"))] == ["r00_naive", "r05_swizzle"]
+    assert LADDER.select(()) == LADDER.rungs
+    for name in ("r0", "nope"):
+        with pytest.raises(FlashladderError, match="expected an id or an unambiguous prefix"):
+            LADDER.select((name,))
+
+
+def test_the_sweeps_are_those_of_the_design() -> None:
+    sets = ladder.load_shapes()
+    assert len(sets["correctness"].entries) == 7
+    assert [s.id for s, _ in sets["latency"].entries] == [
+        *(f"b1h1s{n}d64" for n in (32, 64, 128, 256, 512)),
+        "b2h8s128d64",
+        "b2h8s512d64",
+    ]
+    headline = sets["headline"]
+    assert {s.batch * s.seq_q for s, _ in headline.entries} == {16384}
+    assert {s.heads_q * s.head_dim for s, _ in headline.entries} == {2048}
+    assert len(headline.cells()) == 12 * 2 * 2
+    assert all(LADDER.reference in s.cells() for name, s in sets.items() if name != "headline")
+
+
+def test_each_preset_holds_the_one_before() -> None:
+    presets = ladder.load_presets()
+    quick, default, full = (set(ladder.preset_cells(presets[n])) for n in ("quick", "default", "full"))
+    assert quick < default < full
+    assert LADDER.reference in quick
+
+
+def test_cell_ids_are_unique() -> None:
+    cells = ladder.preset_cells(ladder.load_presets()["full"])
+    assert len({c.id for c in cells}) == len(cells)
+
+
+def test_gpus_by_nvml_name() -> None:
+    gpu = ladder.gpu_named("NVIDIA A100-SXM4-80GB")
+    assert gpu is not None
+    assert gpu.slug == "a100"
+    assert ladder.gpu_named("NVIDIA L40S") is None
+    assert ladder.gpu_named("Tesla T4") is None

@@ -1,0 +1,58 @@
+"""Run directories: append, resume after a cut-off record, clear errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashladder import paths, rundir
+from flashladder.errors import FlashladderError
+from flashladder.model import Cell, CheckRecord, Shape
+
+CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=8, seq_k=8, head_dim=64), dtype="fp16", causal=False)
+
+
+def _check(case: str, seed: int = 0) -> CheckRecord:
+    return CheckRecord(arm="a", sha256=None, case=case, cell=CELL, status="pass", seed=seed)
+
+
+def test_records_come_back_and_the_last_of_a_key_wins(tmp_path: Path) -> None:
+    run = rundir.RunDir(tmp_path / "run")
+    for record in (_check("x"), _check("y"), _check("x", seed=7)):
+        run.append("check", record)
+    assert run.checks() == [_check("x", seed=7), _check("y")]
+
+
+def test_a_record_cut_off_by_an_interrupt_is_dropped(tmp_path: Path) -> None:
+    run = rundir.RunDir(tmp_path)
+    run.append("check", _check("x"))
+    with (tmp_path / "check.jsonl").open("ab") as file:
+        file.write(b'{"arm":"a","sha')
+    assert run.checks() == [_check("x")]
+    run.append("check", _check("y"))
+    assert run.checks() == [_check("x"), _check("y")]
+
+
+def test_a_broken_record_is_one_line_with_file_and_number(tmp_path: Path) -> None:
+    run = rundir.RunDir(tmp_path)
+    run.append("check", _check("x"))
+    with (tmp_path / "check.jsonl").open("ab") as file:
+        file.write(b'{"arm":3}\n')
+    with pytest.raises(FlashladderError, match=r"check\.jsonl:2: not a valid record.*delete it or restore"):
+        run.checks()
+
+
+def test_an_unknown_run_lists_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    (tmp_path / "h100" / "2026-full").mkdir(parents=True)
+    (tmp_path / "h100" / "2026-full" / "run.json").write_text("{}")
+    with pytest.raises(FlashladderError, match=r"no run 'nope'.*known runs: h100/2026-full"):
+        rundir.find("nope")
+    assert rundir.find("2026-full").path == tmp_path / "h100" / "2026-full"
+
+
+def test_no_pinned_run_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "PAPER", tmp_path)
+    with pytest.raises(FlashladderError, match="no run is pinned"):
+        rundir.find()
