@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import ml_dtypes
@@ -32,8 +32,6 @@ class Memory(Protocol):
     def view(self, flat: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         """A strided view; strides and offset in elements."""
 
-    def write(self, view: Any, values: np.ndarray) -> None: ...
-
     def fill(self, flat: Any, value: float) -> None: ...
 
     def float64(self, values: Any) -> Any:
@@ -42,8 +40,8 @@ class Memory(Protocol):
     def rounding(self, dtype: DtypeName) -> Callable[[Any], Any]:
         """float64 -> nearest fp16/bf16 -> float64."""
 
-    def run(self, produce: Callable[[], None], call: Callable[[], T]) -> T:
-        """Fill the inputs by `produce`, then `call`, in stream order; returns when the work of that order is done."""
+    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
+        """Write values into views, then `call`, in stream order; returns when the work of that order is done."""
 
 
 class HostMemory:
@@ -59,9 +57,6 @@ class HostMemory:
         size = flat.dtype.itemsize
         return np.lib.stride_tricks.as_strided(flat[offset:], shape, [s * size for s in strides])
 
-    def write(self, view: np.ndarray, values: np.ndarray) -> None:
-        view[...] = values
-
     def fill(self, flat: np.ndarray, value: float) -> None:
         flat[...] = value
 
@@ -75,8 +70,9 @@ class HostMemory:
 
         return round_trip
 
-    def run(self, produce: Callable[[], None], call: Callable[[], T]) -> T:
-        produce()
+    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
+        for view, values in writes:
+            view[...] = values
         return call()
 
 
@@ -84,7 +80,7 @@ class CudaMemory:
     """torch on the current GPU. Work runs on a side stream behind a slow producer, so that a kernel which ignores the
     caller's stream reads its inputs before they are there."""
 
-    PRODUCER_CYCLES = 400_000
+    PRODUCER_CYCLES = 1_000_000
 
     def __init__(self) -> None:
         import torch
@@ -108,26 +104,30 @@ class CudaMemory:
     def view(self, flat: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         return flat.as_strided(shape, strides, offset)
 
-    def write(self, view: Any, values: np.ndarray) -> None:
-        view.copy_(self.upload(values.reshape(-1)).view(values.shape))
-
     def fill(self, flat: Any, value: float) -> None:
         flat.fill_(value)
 
     def float64(self, values: Any) -> Any:
         if isinstance(values, np.ndarray):
-            values = self.upload(np.ascontiguousarray(values).reshape(-1)).view(values.shape)
+            values = self._shaped(values)
         return values.to(self.torch.float64)
 
     def rounding(self, dtype: DtypeName) -> Callable[[Any], Any]:
         return lambda x: x.to(self.dtypes[dtype]).to(self.torch.float64)
 
-    def run(self, produce: Callable[[], None], call: Callable[[], T]) -> T:
+    def _shaped(self, values: np.ndarray) -> Any:
+        return self.upload(np.array(values, order="C").reshape(-1)).view(values.shape)
+
+    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
         torch = self.torch
+        # Staged first: a copy from pageable host memory would wait for the producer and hide a wrong stream.
+        staged = [(view, self._shaped(values)) for view, values in writes]
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
-            torch.cuda._sleep(self.PRODUCER_CYCLES)
-            produce()
+            if staged:
+                torch.cuda._sleep(self.PRODUCER_CYCLES)
+            for view, values in staged:
+                view.copy_(values)
             result = call()
         self.stream.synchronize()
         return result

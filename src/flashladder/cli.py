@@ -41,13 +41,15 @@ class _Commands(click.Group):
 
 
 @contextmanager
-def _bar(title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
-    with tqdm(desc=title, unit=unit, leave=False, dynamic_ncols=True) as bar:
+def _bar(title: str, unit: str) -> Iterator[building.Progress]:
+    """A progress bar on stderr; where that is no terminal, a line every few seconds."""
+    seconds = 0.1 if sys.stderr.isatty() else 10.0
+    with tqdm(desc=title, unit=unit, leave=False, dynamic_ncols=True, mininterval=seconds, miniters=1) as bar:
 
         def update(done: int, total: int, what: str) -> None:
             bar.total = total
-            bar.n = done
-            bar.set_postfix_str(what, refresh=True)
+            bar.set_postfix_str(what, refresh=False)
+            bar.update(done - bar.n)
 
         yield update
 

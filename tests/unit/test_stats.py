@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-import simulate as sim
+from tests.unit import simulate as sim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
