@@ -17,7 +17,7 @@ from flashladder import __version__, ablation, doctor, machine, rundir, summary
 from flashladder import build as building
 from flashladder.errors import Exit, FlashladderError
 from flashladder.ladder import load_ladder, load_presets
-from flashladder.model import DTYPES, MASKS
+from flashladder.model import DTYPES, MASKS, Prediction
 from flashladder.stages import build_rungs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,7 +44,9 @@ class _Commands(click.Group):
 def _bar(title: str, unit: str) -> Iterator[building.Progress]:
     """A progress bar on stderr; where that is no terminal, a line every few seconds."""
     seconds = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(desc=title, unit=unit, leave=False, dynamic_ncols=True, mininterval=seconds, miniters=1) as bar:
+    with tqdm(
+        desc=title, unit=unit, leave=False, dynamic_ncols=True, mininterval=seconds, miniters=1, delay=0.5
+    ) as bar:
 
         def update(done: int, total: int, what: str) -> None:
             bar.total = total
@@ -109,9 +111,14 @@ def ladder(rungs: tuple[str, ...]) -> None:
     """Show the rungs: what each changes and what was predicted."""
     rows = []
     for rung in load_ladder().select(rungs):
-        claims = [f"{p.metric} {p.direction}, x{p.ratio[0]:g} to x{p.ratio[1]:g}" for p in rung.predictions]
-        rows.append([rung.id, rung.parent or "", rung.change, "\n".join(claims)])
+        rows.append([rung.id, rung.parent or "", rung.change, "\n".join(map(_claim, rung.predictions))])
     click.echo(tabulate(rows, ["rung", "parent", "change", "predicted"], "simple", maxcolwidths=[None, None, 48, 44]))
+
+
+def _claim(p: Prediction) -> str:
+    low, high = p.ratio
+    what = "speed-up" if p.metric == "time" else f"{p.metric} {p.direction},"
+    return f"{what} x{low:g}" + (f" to x{high:g}" if high != low else "")
 
 
 @main.command()
@@ -198,10 +205,11 @@ def summary_command(run: str | None, as_json: bool) -> None:
 @_gpu_options
 def ablation_command(**kwargs: Any) -> None:
     """Build, check, time, diagnose and report. Without a GPU: build, check statically, regenerate the pinned report."""
+    selection = _selection(kwargs)
     if machine.gpu_name() is None:
-        _without_gpu()
+        _without_gpu(selection)
         return
-    session = ablation.open_session(_selection(kwargs))
+    session = ablation.open_session(selection)
     click.echo(f"run: {session.run.path}")
     _measure(session)
     click.echo(ablation.terminal_table(session.run))
@@ -209,10 +217,11 @@ def ablation_command(**kwargs: Any) -> None:
     session.raise_on_failures()
 
 
-def _without_gpu() -> None:
+def _without_gpu(selection: ablation.Selection) -> None:
+    chosen = load_ladder().select(selection.rungs)
+    ablation.select_cells(selection)  # a wrong filter is an error here too
     statement = ablation.recorded_statement()
     click.echo(statement)
-    chosen = load_ladder().rungs
     with _bar("build", "step") as progress:
         records, _ = build_rungs(None, chosen, building.ALL_ARCHS, progress)
     ablation.raise_on_build_faults(chosen, records)
@@ -221,7 +230,7 @@ def _without_gpu() -> None:
     click.echo(building.check_lock(records))
     pinned = ablation.pinned_run()
     if pinned is not None:
-        click.echo(ablation.write_report(pinned, None, check_only=False))
+        click.echo(ablation.write_report(pinned, selection.out, check_only=False))
         click.echo(ablation.terminal_table(pinned))
     click.echo(statement)
 

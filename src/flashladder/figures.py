@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 Format: TypeAlias = Literal["svg", "pdf", "png"]
 PUBLISHED: tuple[Format, ...] = ("svg", "pdf")
 
+POINTS_PER_INCH = 72
+"""The resolution of SVG and PDF, for which the layout is made."""
+
 CHAMPION = "#D55E00"
 BASELINE = "#000000"
 PALETTE = ("#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's colours, which stay apart for the colour-blind; their yellow is too light for lines."""
 GREY = "#8A8A8A"
 MARKERS = ("s", "^", "v", "D", "P", "X", "<", ">")
+LINES = ("-", ":", "-.")
+"""One for each round through the palette."""
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -47,6 +52,9 @@ _STYLE: dict[str, Any] = {
 }
 """Names are shown as they are: no mathtext, so tick labels need formatters that do not use it."""
 
+_WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+"""Keeps text readable where a line passes behind it."""
+
 _METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -60,8 +68,8 @@ class Plot:
     alt: Callable[[Results], str]
     """What the figure shows, in words."""
 
-    def render(self, results: Results, form: Format) -> bytes:
-        return _render(self.draw, form, results, self.alt(results))
+    def render(self, results: Results, forms: Sequence[Format] = PUBLISHED) -> dict[Format, bytes]:
+        return _render(self.draw, results, forms, self.alt(results))
 
 
 def _ladder_alt(results: Results) -> str:
@@ -88,7 +96,9 @@ def _scaling_alt(results: Results) -> str:
 # --- rendering ------------------------------------------------------------------------------------------------------
 
 
-def _render(draw: Callable[[Figure, Results], None], form: Format, results: Results, title: str) -> bytes:
+def _render(
+    draw: Callable[[Figure, Results], None], results: Results, forms: Sequence[Format], title: str
+) -> dict[Format, bytes]:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns when it has no home and takes a temporary one
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -98,11 +108,17 @@ def _render(draw: Callable[[Figure, Results], None], form: Format, results: Resu
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(style)
-        figure = Figure(layout="constrained")
+        figure = Figure(layout="constrained", dpi=POINTS_PER_INCH)
         FigureCanvasAgg(figure)
         draw(figure, results)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=form, dpi=150, metadata={**_METADATA[form], "Title": title})
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # every form has the layout that was just made
+        return {form: _saved(figure, form, title) for form in forms}
+
+
+def _saved(figure: Figure, form: Format, title: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, dpi=2 * POINTS_PER_INCH, metadata={**_METADATA[form], "Title": title})
     return buffer.getvalue()
 
 
@@ -135,9 +151,8 @@ def _ladder(figure: Figure, results: Results) -> None:
             _rung(axes, row, timed[name], _step(results, name))
         else:
             status = arms[name].status if name in arms else "not measured"
-            box: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
             text = axes.text(0.01, row, status, transform=axes.get_yaxis_transform(), va="center", color=GREY)
-            text.set(style="italic", bbox=box)
+            text.set(style="italic", bbox=_WHITE)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(
@@ -167,7 +182,7 @@ def _rung(axes: Axes, row: int, arm: ArmStats, step: str) -> None:
         median, row, xerr=[[median - low], [high - median]], fmt="o", color=CHAMPION, markersize=5, capsize=2.5
     )
     label = f"{number(median)} us" + (f"   {step}" if step else "")
-    axes.annotate(label, (high, row), xytext=(7, 0), textcoords="offset points", va="center")
+    axes.annotate(label, (high, row), xytext=(7, 0), textcoords="offset points", va="center", bbox=_WHITE)
 
 
 def _step(results: Results, name: str) -> str:
@@ -226,8 +241,9 @@ def _styles(results: Results) -> dict[str, dict[str, Any]]:
         styles[best] = {"color": CHAMPION, "linewidth": 2, "marker": "o", "zorder": 4}
     others = [peer for peer in results.peers if peer != results.ladder.baseline]
     styles[results.ladder.baseline] = {"color": BASELINE, "linestyle": "--", "marker": "o", "zorder": 3}
-    for peer, colour, marker in zip(others, itertools.cycle(PALETTE), itertools.cycle(MARKERS)):
-        styles[peer] = {"color": colour, "linewidth": 1.2, "marker": marker, "zorder": 2.5}
+    colours = itertools.product(LINES, PALETTE)
+    for peer, (line, colour), marker in zip(others, colours, itertools.cycle(MARKERS)):
+        styles[peer] = {"color": colour, "linestyle": line, "linewidth": 1.2, "marker": marker, "zorder": 2.5}
     return styles
 
 

@@ -59,8 +59,7 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
         texts[README] = _spliced(readme, _block(document))
     files = {path: text.encode() for path, text in texts.items()}
     for name, figure in figures.FIGURES.items():
-        for form in figures.PUBLISHED:
-            files[f"{folder}{name}.{form}"] = figure.render(document.results, form)
+        files |= {f"{folder}{name}.{form}": data for form, data in figure.render(document.results).items()}
     return files
 
 

@@ -8,7 +8,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.unit import simulate as sim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from scipy.stats import binom, mannwhitneyu, mstats, quantile_test
 
 from flashladder import stats
 from flashladder.model import Verdict
+from tests.unit import simulate as sim
 
 FloatArray = NDArray[np.float64]
 

@@ -1,0 +1,169 @@
+"""The command line as a user meets it: help, one-line errors, exit codes, and what works without a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flashladder import ablation, machine, paths, report, rundir, summary
+from flashladder.cli import main
+from flashladder.errors import Exit
+from flashladder.ladder import load_ladder
+from tests.unit.synthetic import diagnosed, write_run
+
+
+def _invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_name", lambda: None)
+    monkeypatch.setattr(machine, "gpu_arch", lambda: None)
+
+
+@pytest.mark.parametrize("command", ["", *main.commands])
+def test_help(command: str) -> None:
+    result = _invoke(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["ladder", "--rung", "r9"], Exit.USAGE, "'r9' names 0 rungs; expected an id or an unambiguous prefix"),
+        (["build", "--arch", "hopper"], Exit.USAGE, "no architecture 'hopper'; expected sm_NN"),
+        (["ablation", "--rung", "r"], Exit.USAGE, "'r' names 6 rungs"),
+        (["ablation", "--shape", "b9"], Exit.USAGE, "no shape or set 'b9'; expected one of correctness"),
+        (["ablation", "--shape", "latency", "--mask", "causal", "--dtype", "bf16", "--shape", "b1h1s32d64"], 0, ""),
+        (["check"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
+        (["time"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
+        (["report", "nope"], Exit.USAGE, "no run 'nope' under"),
+        (["summary", "nope"], Exit.USAGE, "no run 'nope' under"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if code == 0:
+        monkeypatch.setattr("flashladder.cli._without_gpu", lambda _: None)
+    result = _invoke(*arguments)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == (1 if code else 0)
+
+
+def test_an_unknown_option_value_names_the_choices() -> None:
+    result = _invoke("time", "--dtype", "fp8")
+    assert result.exit_code == Exit.USAGE
+    assert "'fp8' is not one of 'fp16', 'bf16'" in result.stderr
+
+
+def test_filters_keep_the_cells_that_were_asked_for() -> None:
+    everything = ablation.select_cells(ablation.Selection(preset="full"))
+    assert set(ablation.select_cells(ablation.Selection(preset="quick"))) < set(everything)
+    one = ablation.select_cells(ablation.Selection(shapes=("b2h8s512d64",), dtypes=("bf16",), masks=("causal",)))
+    assert [c.id for c in one] == ["b2h8s512d64-bf16-causal"]
+    headline = ablation.select_cells(ablation.Selection(preset="quick", shapes=("headline",)))
+    assert len(headline) == 24
+    assert {c.dtype for c in headline} == {"fp16"}
+    assert set(headline.values()) == {"cold"}
+
+
+def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> rundir.RunDir:
+    """A repository root with a README and a recorded run."""
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "RESULTS", tmp_path / "experiments" / "results")
+    monkeypatch.setattr(paths, "PAPER", tmp_path / "paper")
+    (tmp_path / "README.md").write_text(f"# x\n{report.BEGIN}\n{report.END}\n")
+    run = diagnosed(tmp_path / "experiments" / "results" / "h100" / "2026-full")
+    (tmp_path / "paper").mkdir()
+    if pin:
+        (tmp_path / "paper" / "run.lock").write_text(f"{run.path.name}\n")
+    return run
+
+
+def test_report_writes_once_checks_and_finds_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _repository(tmp_path, monkeypatch, pin=True)
+    assert _invoke("report", "--check").exit_code == Exit.REGRESSION
+    assert "OPTIMIZATION_REPORT.md" in _invoke("report").output
+    assert _invoke("report", "--check").exit_code == 0
+    assert "(0 of" in _invoke("report").output
+    page = tmp_path / "OPTIMIZATION_REPORT.md"
+    page.write_text(page.read_text().replace("r05_swizzle", "r05_sw1zzle"))
+    result = _invoke("report", "--check")
+    assert result.exit_code == Exit.REGRESSION
+    assert "OPTIMIZATION_REPORT.md differ from what run" in result.stderr
+
+
+def test_another_runs_report_stays_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _repository(tmp_path, monkeypatch, pin=False)
+    assert _invoke("report", str(run.path), "--out", str(tmp_path / "there")).exit_code == 0
+    assert (tmp_path / "there" / "report.md").exists()
+    assert not (tmp_path / "OPTIMIZATION_REPORT.md").exists()
+    assert "r05_swizzle" in _invoke("summary", str(run.path)).output
+    assert '"rows"' in _invoke("summary", str(run.path), "--json").output
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_ablation_without_a_gpu_says_so_first_and_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _repository(tmp_path, monkeypatch, pin=True)
+    monkeypatch.setattr("flashladder.cli.build_rungs", lambda *_: ([], {}))
+    monkeypatch.setattr("flashladder.build.check_lock", lambda _: "lock compared")
+    result = _invoke("ablation")
+    assert result.exit_code == 0
+    lines = result.output.strip().splitlines()
+    assert lines[0] == lines[-1]
+    assert lines[0] == (
+        f"No GPU here: nothing is timed. The numbers are those recorded on {run.info.machine.gpu}, run {run.info.id}."
+    )
+    assert (tmp_path / "OPTIMIZATION_REPORT.md").exists()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_ablation_without_a_gpu_or_a_recorded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "PAPER", tmp_path)
+    assert ablation.recorded_statement() == "No GPU here: nothing is timed, and no recorded run is pinned."
+
+
+def test_the_repositorys_generated_files_match_the_pinned_run() -> None:
+    if rundir.pinned_id() is None:
+        pytest.skip("no run is pinned")
+    result = _invoke("report", "--check")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_the_pinned_runs_summary_has_every_rung_and_baseline() -> None:
+    if rundir.pinned_id() is None:
+        pytest.skip("no run is pinned")
+    rows = summary.summary(rundir.find(), load_ladder()).rows
+    assert {r.id for r in load_ladder().rungs} <= {row.name for row in rows}
+    assert all(row.device_us is not None for row in rows if row.status == "timed")
+    assert all(row.reason for row in rows if row.status != "timed")
+
+
+def test_the_module_runs_as_a_program_and_survives_a_closed_home(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path / "missing")}
+    done = subprocess.run(
+        [sys.executable, "-m", "flashladder", "ladder"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "r05_swizzle" in done.stdout
+    assert shutil.which("flashladder") is None or done.stderr == ""
+
+
+def test_a_run_of_another_machine_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr(machine, "gpu_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr("flashladder.doctor.examine", lambda: iter(()))
+    result = _invoke("check", "--out", str(run.path))
+    assert result.exit_code == Exit.ENVIRONMENT
+    assert "give another --out" in result.stderr

@@ -1,0 +1,232 @@
+"""The stage drivers with a scripted child: resuming, crashes, the gate before timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashladder import stages, worker
+from flashladder.arms import CONTROL, ArmSpec
+from flashladder.ladder import load_ladder, load_presets
+from flashladder.model import ArmTiming, Cell, CellTiming, CheckRecord, Shape
+from flashladder.rundir import RunDir
+
+LADDER = load_ladder()
+PRESET = load_presets()["quick"]
+RUNG = ArmSpec(name="r05_swizzle", kind="rung", library="x.so", sha256="aa")
+OTHER = ArmSpec(name="r04_vector_io", kind="rung", library="y.so", sha256="bb")
+PEER = ArmSpec(name="sdpa_default", kind="peer")
+FINISHED = worker.Outcome(end="finished", at=None, detail="")
+
+
+def _cell(seq: int) -> Cell:
+    shape = Shape(batch=1, heads_q=1, heads_kv=1, seq_q=seq, seq_k=seq, head_dim=64)
+    return Cell(shape=shape, dtype="fp16", causal=False)
+
+
+def _check(item: worker.CheckItem, status: str = "pass") -> CheckRecord:
+    return CheckRecord(
+        arm=item.arm.name,
+        sha256=item.arm.sha256,
+        case=item.case.id,
+        cell=item.case.cell,
+        status=status,  # type: ignore[arg-type]
+        reason=None if status == "pass" else "because",
+        seed=0,
+    )
+
+
+Child = Callable[[worker.Job, Callable[[worker.Message], None]], worker.Outcome]
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Callable[[Child], list[worker.Job]]:
+    """Replace the child process by a function; returns the jobs it was given."""
+
+    def install(run: Child) -> list[worker.Job]:
+        jobs: list[worker.Job] = []
+
+        def supervise(job: worker.Job, on_message: Callable[[worker.Message], None]) -> worker.Outcome:
+            jobs.append(job)
+            return run(job, on_message)
+
+        monkeypatch.setattr(stages, "supervise", supervise)
+        return jobs
+
+    return install
+
+
+def _checks_everything(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+    assert isinstance(job, worker.CheckJob)
+    for item in job.items:
+        say(worker.CheckDone(record=_check(item)))
+    return FINISHED
+
+
+def test_checks_are_done_once_a_binary(tmp_path: Path, child: Callable[[Child], list[worker.Job]]) -> None:
+    run = RunDir(tmp_path)
+    jobs = child(_checks_everything)
+    records = stages.check_arms(run, [RUNG, PEER], ["fp16"], [64], 0)
+    expected = stages.cases(["fp16"], [64])
+    suite = [case for case in expected if case.family == "suite"]
+    assert len(records) == len(expected) + len(suite)
+    stages.check_arms(run, [RUNG, PEER], ["fp16"], [64], 0)
+    assert len(jobs) == 1
+    rebuilt = ArmSpec(name=RUNG.name, kind="rung", library="x.so", sha256="cc")
+    stages.check_arms(run, [rebuilt, PEER], ["fp16"], [64], 0)
+    assert isinstance(jobs[1], worker.CheckJob)
+    assert {item.arm.sha256 for item in jobs[1].items} == {"cc"}
+
+
+def test_an_interrupted_check_goes_on_where_it_stopped(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    def interrupted(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+        assert isinstance(job, worker.CheckJob)
+        for item in job.items[:10]:
+            say(worker.CheckDone(record=_check(item)))
+        raise KeyboardInterrupt
+
+    run = RunDir(tmp_path)
+    child(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stages.check_arms(run, [RUNG], ["fp16"], [64], 0)
+    jobs = child(_checks_everything)
+    stages.check_arms(run, [RUNG], ["fp16"], [64], 0)
+    assert isinstance(jobs[0], worker.CheckJob)
+    assert len(jobs[0].items) == len(stages.cases(["fp16"], [64])) - 10
+
+
+@pytest.mark.parametrize("end", ["crash", "timeout"])
+def test_a_crash_is_recorded_and_the_other_arms_go_on(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]], end: str
+) -> None:
+    def crashes(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+        assert isinstance(job, worker.CheckJob)
+        for number, item in enumerate(job.items):
+            if item.arm == RUNG:
+                at = worker.At(item=number, arm=item.arm.name)
+                return worker.Outcome(end=end, at=at, detail="killed by SIGSEGV")  # type: ignore[arg-type]
+            say(worker.CheckDone(record=_check(item)))
+        return FINISHED
+
+    run = RunDir(tmp_path)
+    jobs = child(crashes)
+    records = stages.check_arms(run, [RUNG, OTHER], ["fp16"], [64], 0)
+    mine = [r for r in records if r.arm == RUNG.name]
+    assert [(r.status, r.reason) for r in mine] == [(end, "killed by SIGSEGV")]
+    assert len([r for r in records if r.arm == OTHER.name]) == len(stages.cases(["fp16"], [64]))
+    assert len(jobs) == 2
+    refusal = stages.Gate(records).refusal(RUNG, _cell(64))
+    assert refusal is not None
+    assert refusal[0] == "failed"
+    assert "SIGSEGV" in refusal[1]
+
+
+def test_a_child_that_never_comes_up_is_started_once(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    jobs = child(lambda *_: worker.Outcome(end="crash", at=None, detail="ImportError: no torch"))
+    records = stages.check_arms(RunDir(tmp_path), [RUNG, OTHER], ["fp16"], [64], 0)
+    assert len(jobs) <= 2
+    assert {r.status for r in records} == {"crash"}
+    assert {r.arm for r in records} == {RUNG.name, OTHER.name}
+
+
+def _passed(run: RunDir, *specs: ArmSpec) -> None:
+    case = stages.cases(["fp16"], [64])[0]
+    for spec in specs:
+        run.append("check", _check(worker.CheckItem(arm=spec, case=case)))
+
+
+def _times(item: worker.TimingItem) -> CellTiming:
+    return CellTiming(
+        cell=item.cell,
+        l2=item.l2,
+        seed=0,
+        input_sets=1,
+        warmup_s=0.5,
+        telemetry=(),
+        arms=tuple(
+            ArmTiming(arm=s.name, kind=s.kind, status="failed", reason=item.excluded[s.name][1], sha256=s.sha256)
+            if s.name in item.excluded
+            else ArmTiming(
+                arm=s.name, kind=s.kind, status="timed", sha256=s.sha256, blocks=(0,), ns=((2000.0, 1000.0),)
+            )
+            for s in item.arms
+        ),
+    )
+
+
+def _times_everything(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+    assert isinstance(job, worker.TimingJob)
+    for item in job.items:
+        say(worker.TimingDone(record=_times(item)))
+    return FINISHED
+
+
+def test_nothing_unchecked_is_timed(tmp_path: Path, child: Callable[[Child], list[worker.Job]]) -> None:
+    run = RunDir(tmp_path)
+    _passed(run, RUNG, PEER)
+    jobs = child(_times_everything)
+    stages.time_cells(run, LADDER, [RUNG, OTHER, PEER], {_cell(64): "warm"}, PRESET, 0)
+    assert isinstance(jobs[0], worker.TimingJob)
+    assert jobs[0].items[0].excluded == {OTHER.name: ("failed", "not checked")}
+    assert [a.arm for a in run.timings()[0].arms][-1] == PEER.name + CONTROL
+
+
+def test_a_failed_check_of_the_same_type_and_head_dim_refuses(tmp_path: Path) -> None:
+    case = stages.cases(["fp16"], [64])[0]
+    gate = stages.Gate([_check(worker.CheckItem(arm=RUNG, case=case), "fail")])
+    assert gate.refusal(RUNG, _cell(64)) == ("failed", f"1 of 1 checks failed, first {case.id}: because")
+    rebuilt = ArmSpec(name=RUNG.name, kind="rung", library="x.so", sha256="cc")
+    assert gate.refusal(rebuilt, _cell(64)) == ("failed", "not checked")
+
+
+def test_timed_cells_are_not_redone_and_new_binaries_are(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    run = RunDir(tmp_path)
+    _passed(run, RUNG, PEER)
+    jobs = child(_times_everything)
+    cells = {_cell(128): "warm", _cell(64): "warm"}
+    stages.time_cells(run, LADDER, [RUNG, PEER], cells, PRESET, 0)  # type: ignore[arg-type]
+    stages.time_cells(run, LADDER, [RUNG, PEER], {**cells, _cell(32): "warm"}, PRESET, 0)  # type: ignore[dict-item]
+    assert [[item.cell.shape.seq_q for item in job.items] for job in jobs] == [[64, 128], [32]]  # type: ignore[union-attr]
+    rebuilt = ArmSpec(name=RUNG.name, kind="rung", library="x.so", sha256="cc")
+    stages.time_cells(run, LADDER, [rebuilt, PEER], {_cell(64): "warm"}, PRESET, 0)
+    assert len(jobs) == 3
+
+
+def test_a_crash_while_timing_costs_one_arm_of_one_cell(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    run = RunDir(tmp_path)
+    _passed(run, RUNG, OTHER, PEER)
+
+    def crashes(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+        assert isinstance(job, worker.TimingJob)
+        for number, item in enumerate(job.items):
+            if item.cell.shape.seq_q == 64 and RUNG.name not in item.excluded:
+                at = worker.At(item=number, arm=RUNG.name)
+                return worker.Outcome(end="crash", at=at, detail="killed by SIGABRT")
+            say(worker.TimingDone(record=_times(item)))
+        return FINISHED
+
+    child(crashes)
+    cells = {_cell(32): "warm", _cell(64): "warm", _cell(128): "warm"}
+    stages.time_cells(run, LADDER, [RUNG, OTHER, PEER], cells, PRESET, 0)  # type: ignore[arg-type]
+    states = {r.cell.shape.seq_q: {a.arm: a.status for a in r.arms} for r in run.timings()}
+    assert states[64][RUNG.name] == "failed"
+    assert [states[s][RUNG.name] for s in (32, 128)] == ["timed", "timed"]
+    assert all(state[OTHER.name] == "timed" for state in states.values())
+
+
+def test_rates_are_the_least_seen(tmp_path: Path, child: Callable[[Child], list[worker.Job]]) -> None:
+    run = RunDir(tmp_path)
+    _passed(run, RUNG, PEER)
+    child(_times_everything)
+    stages.time_cells(run, LADDER, [RUNG, PEER], {_cell(64): "warm", _cell(128): "warm"}, PRESET, 0)
+    assert stages.known_rates(run)["r05_swizzle/64"] == pytest.approx(1e-6 / (4 * 64 * 128 * 128))
