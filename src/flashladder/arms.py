@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flashladder.ladder import CONTROL
 from flashladder.model import Record
 from flashladder.native import load
-
-CONTROL = "#control"
-"""Suffix of the baseline's second arm: the run's own A/A comparison."""
 
 PEERS: dict[str, str | None] = {
     "sdpa_default": None,

@@ -25,7 +25,11 @@ from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_ninja, fi
 
 ALL_ARCHS = ("sm_80", "sm_89", "sm_90a")
 NVCC_FLAGS = ("-std=c++20", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", "-objtemp", "--threads=1")
-CXX_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
+LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker=--build-id=none", "-Xlinker=--exclude-libs=ALL")
+BINDING_COMMAND = (
+    "g++ -std=c++20 -O2 -fPIC -fvisibility=hidden -Ikernel/include -isystem {ffi} -ffile-prefix-map={ffi}=tvm_ffi"
+)
+"""{ffi}: the headers of apache-tvm-ffi, whose place must not enter the object (they use __FILE__)."""
 BINDING = paths.KERNEL / "binding" / "binding.cc"
 INCLUDE = paths.KERNEL / "include"
 
@@ -100,7 +104,7 @@ def target(rung_id: str, source: Path, archs: Sequence[str]) -> Target:
     """Hash what a library of `source` for `archs` is made from."""
     nvcc = find_nvcc()
     digest = hashlib.sha256()
-    facts = [nvcc.version, find_cxx(), _ffi_include()[0], *NVCC_FLAGS, *CXX_FLAGS, *gencode(archs)]
+    facts = [nvcc.version, find_cxx(), _ffi_include()[0], *NVCC_FLAGS, BINDING_COMMAND, *LINK_FLAGS, *gencode(archs)]
     digest.update("\0".join(facts).encode())
     for file in [*source_closure(source), *source_closure(BINDING)]:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
@@ -111,7 +115,7 @@ def _ninja_file(targets: Sequence[Target], nvcc: Nvcc) -> str:
     """A build graph with paths relative to the repository root, so that no path enters an object file."""
     version, ffi_include, ffi_library = _ffi_include()
     binding_digest = hashlib.sha256(b"".join(f.read_bytes() for f in source_closure(BINDING)))
-    binding_digest.update("\0".join([version, find_cxx(), *CXX_FLAGS]).encode())
+    binding_digest.update("\0".join([version, find_cxx(), BINDING_COMMAND]).encode())
     binding = f"build/binding-{binding_digest.hexdigest()[:16]}.o"
 
     def relative(path: Path) -> str:
@@ -123,13 +127,12 @@ def _ninja_file(targets: Sequence[Target], nvcc: Nvcc) -> str:
     lines = [
         "builddir = build",
         "rule binding",
-        f"  command = g++ {' '.join(CXX_FLAGS)} -Ikernel/include -isystem {ffi} -c $in -o $out",
+        f"  command = {BINDING_COMMAND.format(ffi=ffi)} -c $in -o $out",
         "rule nvcc",
         f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} $gencode -Ikernel/include -c $in -o $out > $log 2>&1 "
         "|| { cat $log; exit 1; }",
         "rule link",
-        f"  command = {nvcc_path} -shared -cudart static {link_dirs} $in -o $out "
-        f"-Xlinker --build-id=none -Xlinker --exclude-libs=ALL {shlex.quote(str(ffi_library))}",
+        f"  command = {nvcc_path} {' '.join(LINK_FLAGS)} {link_dirs} $in -o $out {shlex.quote(str(ffi_library))}",
         f"build {binding}: binding {relative(BINDING)}",
     ]
     for t in targets:
@@ -239,7 +242,7 @@ def _failed(t: Target, reason: str) -> BuildRecord:
 
 def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = silent) -> list[tuple[Target, BuildRecord]]:
     """Build every rung for `archs` that it supports; a rung that fails is a record, not an exception."""
-    jobs = [(r, target(r.id, paths.ROOT / r.source, [a for a in archs if supports(r, a)])) for r in rungs]
+    jobs = [(r, target(r.id, paths.ROOT / r.source, [a for a in archs if r.runs_on(a)])) for r in rungs]
     jobs = [(rung, t) for rung, t in jobs if t.archs]
     failures = compile_targets([t for _, t in jobs], progress)
     results = []
@@ -247,11 +250,6 @@ def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = sile
         failed = failures.get(t.rung_id)
         results.append((t, _measure(t) if failed is None else _failed(t, _first_error(failed))))
     return results
-
-
-def supports(rung: Rung, arch: str) -> bool:
-    """Whether the rung runs on `arch` (sm_NN or sm_NNa)."""
-    return int(re.sub(r"\D", "", arch)) >= rung.min_arch
 
 
 # --- static checks --------------------------------------------------------------------------------------------------

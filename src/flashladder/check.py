@@ -8,6 +8,7 @@ must be at most twice that of the unfused same-dtype reference, plus a floor.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +19,8 @@ from array_api_compat import array_namespace
 from flashladder import reference
 from flashladder.arrays import NUMPY_DTYPES, Memory, bits
 from flashladder.inputs import LAYOUTS, Case, Placed, Values, place, values_of
-from flashladder.model import CheckRecord, Errors
+from flashladder.ladder import CONTROL
+from flashladder.model import Cell, CheckRecord, Errors, Status
 
 POISONS = (float("nan"), 12352.0)
 """One a round. The second is a number, so that an element left unwritten shows even where NaN is right."""
@@ -245,3 +247,26 @@ def _json_errors(errors: Errors) -> Errors:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def refusal(records: Iterable[CheckRecord], arm: str, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
+    """(status, reason) why this binary must not be timed in `cell`; None when its checks allow it.
+
+    Its records of the cell's dtype and head dimension count; a baseline's control is judged by the baseline's.
+    """
+    name = arm.removesuffix(CONTROL)
+    mine = [
+        r
+        for r in records
+        if (r.arm, r.sha256) == (name, sha256)
+        and r.cell.dtype == cell.dtype
+        and r.cell.shape.head_dim == cell.shape.head_dim
+    ]
+    bad = [r for r in mine if r.status not in ("pass", "unsupported")]
+    if bad:
+        return "failed", f"{len(bad)} of {len(mine)} checks failed, first {bad[0].case}: {bad[0].reason}"
+    if not mine:
+        return "failed", "not checked"
+    if all(r.status == "unsupported" for r in mine):
+        return "unsupported", mine[0].reason or "every check was refused"
+    return None

@@ -7,17 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashladder import flops, stats
-from flashladder.arms import CONTROL, ArmSpec
-from flashladder.build import supports
+from flashladder.check import refusal
 from flashladder.errors import FlashladderError
-from flashladder.ladder import Ladder, gpu_named
+from flashladder.ladder import CONTROL, Ladder, gpu_named
 from flashladder.model import (
     ArmStats,
     ArmTiming,
@@ -35,7 +34,6 @@ from flashladder.model import (
     Status,
 )
 from flashladder.rundir import RunDir
-from flashladder.stages import Gate
 
 LAUNCH_BOUND = 1.2
 SLOW = 1.1
@@ -128,7 +126,7 @@ class _Judge:
 
     def _fault(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> tuple[Status, str] | None:
         """Why the arm's times must not be used."""
-        refusal = self._refusal(arm.arm, arm.kind, arm.sha256, timing.cell)
+        refusal = self._refusal(arm.arm, arm.sha256, timing.cell)
         if refusal is not None:
             return refusal
         if 2 * len(blocks) < MIN_SAMPLES:
@@ -145,10 +143,9 @@ class _Judge:
         clock = self.machine.max_sm_clock_mhz
         return 1e6 * flops.hard_floor_s(timing.cell, self.gpu, clock, warm=timing.l2 == "warm")
 
-    def _refusal(self, name: str, kind: Kind, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
+    def _refusal(self, name: str, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
         """Why the checks do not let this very binary be timed in the cell."""
-        gate = Gate(self.checks[name.removesuffix(CONTROL)])
-        return cast("tuple[Status, str] | None", gate.refusal(ArmSpec(name=name, kind=kind, sha256=sha256), cell))
+        return refusal(self.checks[name.removesuffix(CONTROL)], name, sha256, cell)
 
     def _stats(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> ArmStats:
         cell = timing.cell
@@ -176,13 +173,13 @@ class _Judge:
 
     def _absence(self, rung: Rung, cell: Cell) -> tuple[Status, str]:
         arch, build = self.machine.arch, self.builds.get(rung.id)
-        if arch is not None and not supports(rung, arch):
+        if arch is not None and not rung.runs_on(arch):
             return "unsupported", f"needs sm_{rung.min_arch}, the device is {arch}"
         if build is None:
             return "skipped", "not part of this run"
         if build.status == "failed":
             return "failed", f"build: {build.reason}"
-        return self._refusal(rung.id, "rung", build.sha256, cell) or ("skipped", "not timed in this cell")
+        return self._refusal(rung.id, build.sha256, cell) or ("skipped", "not timed in this cell")
 
 
 def _without_numbers(timing: CellTiming, arm: str, kind: Kind, status: Status, reason: str | None) -> _Arm:
@@ -417,5 +414,7 @@ def load_results(run: RunDir, ladder: Ladder) -> Results:
     """Reads diagnosis.jsonl; raises FlashladderError when it has no record."""
     records = run.diagnosis()
     if not records:
-        raise FlashladderError(f"{run.path} has no diagnosis; run 'flashladder diagnose' on it first")
+        raise FlashladderError(
+            f"{run.path} has no diagnosis: nothing was timed in it; run 'flashladder time --out {run.path}'"
+        )
     return Results(records, ladder)

@@ -241,7 +241,7 @@ def _styles(results: Results) -> dict[str, dict[str, Any]]:
         styles[best] = {"color": CHAMPION, "linewidth": 2, "marker": "o", "zorder": 4}
     others = [peer for peer in results.peers if peer != results.ladder.baseline]
     styles[results.ladder.baseline] = {"color": BASELINE, "linestyle": "--", "marker": "o", "zorder": 3}
-    colours = itertools.product(LINES, PALETTE)
+    colours = itertools.cycle(itertools.product(LINES, PALETTE))
     for peer, (line, colour), marker in zip(others, colours, itertools.cycle(MARKERS)):
         styles[peer] = {"color": colour, "linestyle": line, "linewidth": 1.2, "marker": marker, "zorder": 2.5}
     return styles

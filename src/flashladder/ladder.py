@@ -17,6 +17,9 @@ from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Preset, Record
 
 T = TypeVar("T")
 
+CONTROL = "#control"
+"""Suffix of the baseline's second arm in every cell: the run's own A/A comparison."""
+
 
 class _ShapeEntry(Record, frozen=True, kw_only=True):
     batch: int

@@ -6,6 +6,7 @@ serialises to strict JSON (no NaN).
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -53,6 +54,10 @@ class Rung(Record, frozen=True, kw_only=True):
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""
     predictions: tuple[Prediction, ...] = ()
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether the rung can be built for `arch` (sm_NN or sm_NNa)."""
+        return int(re.sub(r"\D", "", arch)) >= self.min_arch
 
 
 class Shape(Record, frozen=True, order=True, kw_only=True):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flashladder import build as building
 from flashladder import flops
-from flashladder.arms import CONTROL, PEERS, ArmSpec
+from flashladder.arms import PEERS, ArmSpec
+from flashladder.check import refusal
 from flashladder.inputs import Case, edge_cases, suite_cases
-from flashladder.ladder import Ladder, load_shapes
+from flashladder.ladder import CONTROL, Ladder, load_shapes
 from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung
 from flashladder.rundir import RunDir
 from flashladder.worker import (
@@ -114,32 +114,6 @@ def _casualty(item: CheckItem, outcome: Outcome, seed: int) -> CheckRecord:
     )
 
 
-@dataclass(frozen=True)
-class Gate:
-    """What the check records allow to be timed."""
-
-    records: Sequence[CheckRecord]
-
-    def refusal(self, spec: ArmSpec, cell: Cell) -> tuple[str, str] | None:
-        """(status, reason) why `spec` must not be timed in `cell`; None when its checks allow it."""
-        mine = [
-            r
-            for r in self.records
-            if r.arm == spec.name.removesuffix(CONTROL)
-            and r.sha256 == spec.sha256
-            and r.cell.dtype == cell.dtype
-            and r.cell.shape.head_dim == cell.shape.head_dim
-        ]
-        bad = [r for r in mine if r.status not in ("pass", "unsupported")]
-        if bad:
-            return "failed", f"{len(bad)} of {len(mine)} checks failed, first {bad[0].case}: {bad[0].reason}"
-        if not any(r.status == "pass" for r in mine):
-            if mine:
-                return "unsupported", mine[0].reason or "every check was refused"
-            return "failed", "not checked"
-        return None
-
-
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +127,7 @@ def time_cells(
     progress: building.Progress = building.silent,
 ) -> None:
     """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell."""
-    gate = Gate(run.checks())
+    checks = run.checks()
     control = [ArmSpec(name=s.name + CONTROL, kind="peer") for s in specs if s.name == ladder.baseline]
     arms = (*specs, *control)
     recorded = {r.cell: {(a.arm, a.sha256) for a in r.arms} for r in run.timings()}
@@ -163,7 +137,7 @@ def time_cells(
             cell=cell,
             l2=l2,
             arms=arms,
-            excluded={s.name: refusal for s in arms if (refusal := gate.refusal(s, cell)) is not None},
+            excluded={s.name: no for s in arms if (no := refusal(checks, s.name, s.sha256, cell)) is not None},
         )
         for cell, l2 in sorted(cells.items(), key=lambda item: (flops.flops(item[0]), item[0]))
         if not wanted <= recorded.get(cell, set())

@@ -92,8 +92,8 @@ def summary(run: RunDir, ladder: Ladder) -> Summary:
 
 
 def to_json(value: Summary) -> str:
-    """Strict JSON, indented."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    """Strict JSON, indented, without a final newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def is_pinned(run: RunDir) -> bool:

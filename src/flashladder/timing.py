@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from flashladder import flops, reference
-from flashladder.arms import CONTROL, RungArm, SdpaArm
+from flashladder.arms import RungArm, SdpaArm
 from flashladder.check import distance, first_line
+from flashladder.ladder import CONTROL
 from flashladder.machine import Nvml
 from flashladder.model import ArmTiming, BlockTelemetry, Cell, CellTiming, L2Mode, Preset, Status
 
@@ -125,7 +126,7 @@ class Timer:
         arms: Sequence[RungArm | SdpaArm],
         cell: Cell,
         l2: L2Mode,
-        excluded: dict[str, tuple[str, str]],
+        excluded: dict[str, tuple[Status, str]],
         seed: int,
         at: Callable[[str], None],
     ) -> CellTiming:
@@ -141,7 +142,7 @@ class Timer:
             try:
                 if arm.name in excluded:
                     status, reason = excluded[arm.name]
-                    raise _UnfitError(status, reason)  # type: ignore[arg-type]
+                    raise _UnfitError(status, reason)
                 twin = next((p for p in prepared if p.arm.name + CONTROL == arm.name), None)
                 prepared.append(self._prepare(arm, inputs, twin))
             except _UnfitError as unfit:

@@ -66,7 +66,7 @@ def find_nvcc() -> Nvcc:
 @cache
 def find_cxx() -> str:
     """The host C++ compiler's first line of --version. Raises BuildError when there is none."""
-    cxx = shutil.which(os.environ.get("CXX", "g++"))
+    cxx = shutil.which("g++")
     if cxx is None:
         raise BuildError("no C++ compiler: g++ is not on PATH; install it (Debian, Ubuntu: apt-get install g++)")
     return subprocess.run([cxx, "--version"], capture_output=True, text=True).stdout.splitlines()[0]

@@ -21,7 +21,7 @@ import msgspec
 
 from flashladder.arms import ArmSpec, open_arm
 from flashladder.inputs import Case
-from flashladder.model import Cell, CellTiming, CheckRecord, L2Mode, Preset, Record
+from flashladder.model import Cell, CellTiming, CheckRecord, L2Mode, Preset, Record, Status
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class TimingItem(Record, frozen=True, kw_only=True):
     cell: Cell
     l2: L2Mode
     arms: tuple[ArmSpec, ...]
-    excluded: dict[str, tuple[str, str]]
+    excluded: dict[str, tuple[Status, str]]
     """Arms of this cell that are not run: name -> (status, reason)."""
 
 
@@ -197,7 +197,10 @@ def supervise(
                 else:
                     on_message(message)
             if end == "crash":
-                process.wait(timeout=limit_s)
+                try:
+                    process.wait(timeout=limit_s)
+                except subprocess.TimeoutExpired:
+                    end = "timeout"
         finally:
             os.close(read)
             with contextlib.suppress(ProcessLookupError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from flashladder import stages, worker
-from flashladder.arms import CONTROL, ArmSpec
-from flashladder.ladder import load_ladder, load_presets
+from flashladder import check, stages, worker
+from flashladder.arms import ArmSpec
+from flashladder.ladder import CONTROL, load_ladder, load_presets
 from flashladder.model import ArmTiming, Cell, CellTiming, CheckRecord, Shape
 from flashladder.rundir import RunDir
 
@@ -119,10 +120,10 @@ def test_a_crash_is_recorded_and_the_other_arms_go_on(
     assert [(r.status, r.reason) for r in mine] == [(end, "killed by SIGSEGV")]
     assert len([r for r in records if r.arm == OTHER.name]) == len(stages.cases(["fp16"], [64]))
     assert len(jobs) == 2
-    refusal = stages.Gate(records).refusal(RUNG, _cell(64))
-    assert refusal is not None
-    assert refusal[0] == "failed"
-    assert "SIGSEGV" in refusal[1]
+    refused = check.refusal(records, RUNG.name, RUNG.sha256, _cell(64))
+    assert refused is not None
+    assert refused[0] == "failed"
+    assert "SIGSEGV" in refused[1]
 
 
 def test_a_child_that_never_comes_up_is_started_once(
@@ -177,12 +178,17 @@ def test_nothing_unchecked_is_timed(tmp_path: Path, child: Callable[[Child], lis
     assert [a.arm for a in run.timings()[0].arms][-1] == PEER.name + CONTROL
 
 
-def test_a_failed_check_of_the_same_type_and_head_dim_refuses(tmp_path: Path) -> None:
+def test_a_failed_check_of_the_same_type_and_head_dim_refuses() -> None:
     case = stages.cases(["fp16"], [64])[0]
-    gate = stages.Gate([_check(worker.CheckItem(arm=RUNG, case=case), "fail")])
-    assert gate.refusal(RUNG, _cell(64)) == ("failed", f"1 of 1 checks failed, first {case.id}: because")
-    rebuilt = ArmSpec(name=RUNG.name, kind="rung", library="x.so", sha256="cc")
-    assert gate.refusal(rebuilt, _cell(64)) == ("failed", "not checked")
+    records = [_check(worker.CheckItem(arm=RUNG, case=case), "fail")]
+    cell = _cell(64)
+    reason = f"1 of 1 checks failed, first {case.id}: because"
+    assert check.refusal(records, RUNG.name, "aa", cell) == ("failed", reason)
+    assert check.refusal(records, RUNG.name, "cc", cell) == ("failed", "not checked")
+    other = msgspec.structs.replace(cell, dtype="bf16")
+    assert check.refusal(records, RUNG.name, "aa", other) == ("failed", "not checked")
+    refused = [_check(worker.CheckItem(arm=RUNG, case=case), "unsupported")]
+    assert check.refusal(refused, RUNG.name, "aa", cell) == ("unsupported", "because")
 
 
 def test_timed_cells_are_not_redone_and_new_binaries_are(
