@@ -110,7 +110,7 @@ class Session:
         time_cells(self.run, self.ladder, self.specs, self.cells, self.preset, self.seed, progress)
 
     def diagnose(self) -> None:
-        self.run.replace("diagnosis", diagnose.diagnose(self.run, self.ladder))
+        write_diagnosis(self.run)
 
     def raise_on_failures(self) -> None:
         """Raise with the stage's exit code when a rung did not build or a rung failed its checks."""
@@ -220,6 +220,11 @@ def recorded_statement() -> str:
         return "No GPU here: nothing is timed, and no recorded run is pinned."
     info = run.info
     return f"No GPU here: nothing is timed. The numbers are those recorded on {info.machine.gpu}, run {info.id}."
+
+
+def write_diagnosis(run: RunDir) -> None:
+    """Judge a run's raw records and write diagnosis.jsonl, all that tables and figures read."""
+    run.replace("diagnosis", diagnose.diagnose(run, load_ladder()))
 
 
 def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:

@@ -179,12 +179,15 @@ def _measure(session: ablation.Session) -> None:
 @click.argument("run", required=False)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write the report there instead.")
 @click.option("--check", "check_only", is_flag=True, help="Write nothing; fail when a generated file has drifted.")
-def report_command(run: str | None, out: Path | None, check_only: bool) -> None:
+@click.option("--diagnose", "again", is_flag=True, help="First judge the run's raw records anew (diagnosis.jsonl).")
+def report_command(run: str | None, out: Path | None, check_only: bool, again: bool) -> None:
     """Regenerate tables, figures and pages from a run's records. Needs no GPU.
 
     RUN is a run directory or id; without it the pinned run, whose pages stand in the repository.
     """
     found = rundir.find(run)
+    if again:
+        ablation.write_diagnosis(found)
     click.echo(ablation.write_report(found, out, check_only))
 
 
