@@ -15,7 +15,7 @@ from flashladder import diagnose, doctor, machine, paths, report, rundir, tables
 from flashladder.arms import ArmSpec
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
-from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Mask, Preset, Rung, RunInfo
+from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Machine, Mask, Preset, Rung, RunInfo
 from flashladder.rundir import RunDir
 from flashladder.stages import build_rungs, check_arms, peer_specs, time_cells
 
@@ -141,7 +141,7 @@ def open_session(selection: Selection) -> Session:
     Raises EnvironmentInvalidError when this machine cannot measure, FlashladderError on a bad request.
     """
     ladder = load_ladder()
-    rungs = ladder.select(selection.rungs)
+    chosen = ladder.select(selection.rungs)
     cells = select_cells(selection)
     faults = [f for f in doctor.examine() if f.level == "fault"]
     if machine.gpu_name() is None:
@@ -151,11 +151,9 @@ def open_session(selection: Selection) -> Session:
     run = RunDir(selection.out or default_run_path(selection.preset))
     here = machine.fingerprint()
     if (run.path / "run.json").exists():
-        there = run.info.machine
-        if (there.gpu, there.driver, there.torch) != (here.gpu, here.driver, here.torch):
+        if run.info.machine != here:
             raise EnvironmentInvalidError(
-                f"{run.path} was made on {there.gpu}, driver {there.driver}, torch {there.torch}; this is {here.gpu}, "
-                f"driver {here.driver}, torch {here.torch}; give another --out"
+                f"{run.path} was made on another machine ({_differences(run.info.machine, here)}); give another --out"
             )
     else:
         commit, dirty = machine.git_state()
@@ -169,7 +167,23 @@ def open_session(selection: Selection) -> Session:
                 machine=here,
             )
         )
+    rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
     return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed)
+
+
+def _differences(there: Machine, here: Machine) -> str:
+    """The fields in which two fingerprints differ, with both values."""
+    fields = [f for f in Machine.__struct_fields__ if getattr(there, f) != getattr(here, f)]
+    return ", ".join(f"{f} {getattr(there, f)}, here {getattr(here, f)}" for f in fields)
+
+
+def measured_rungs(ladder: Ladder, chosen: Sequence[Rung], recorded: Sequence[str]) -> tuple[Rung, ...]:
+    """The rungs that a session measures: those asked for, their parents, and those that the run holds already.
+
+    A cell is measured as a whole, so that any two of its arms can be paired; leaving out a recorded rung would lose it.
+    """
+    wanted = {r.id for r in chosen} | {r.parent for r in chosen} | set(recorded)
+    return tuple(r for r in ladder.rungs if r.id in wanted)
 
 
 def raise_on_build_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> None:

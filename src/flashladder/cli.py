@@ -49,6 +49,9 @@ def _bar(title: str, unit: str) -> Iterator[building.Progress]:
     ) as bar:
 
         def update(done: int, total: int, what: str) -> None:
+            if bar.total is None:  # what an earlier session did must not count in this one's rate
+                bar.initial = done
+                bar.n = done
             bar.total = total
             bar.set_postfix_str(what, refresh=False)
             bar.update(done - bar.n)

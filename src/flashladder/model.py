@@ -112,8 +112,8 @@ class ShapeSet(Record, frozen=True, kw_only=True):
 class Preset(Record, frozen=True, kw_only=True):
     """How much of the sweep `ablation` runs, and the time each part may take.
 
-    An arm whose `blocks` would take longer than `arm_budget_s` runs as many blocks as fit; under `min_blocks` it is
-    skipped and the reason recorded.
+    An arm runs as many of `blocks` as `arm_budget_s` allows, but `min_blocks` at least; when these would take more
+    than `arm_limit_s` it is skipped and the reason recorded.
     """
 
     sets: tuple[str, ...]
@@ -122,6 +122,7 @@ class Preset(Record, frozen=True, kw_only=True):
     min_blocks: int
     warmup_ms: float
     arm_budget_s: float
+    arm_limit_s: float
     max_seq: int | None = None
 
 

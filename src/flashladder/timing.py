@@ -29,7 +29,7 @@ SAMPLE_US = 100.0
 MAX_LAUNCHES = 200
 CHECKED_ROWS = 18
 HOST_CALLS = 40
-HOST_CALLS_SLOW = 10
+HOST_CALLS_SLOW = 5
 SLOW_S = 1e-3
 PLATEAU = 0.02
 """The clock has settled when three readings lie within this fraction."""
@@ -206,14 +206,14 @@ class Timer:
 
     def _blocks_within_budget(self, sample_s: float, verb: str) -> int:
         preset = self.preset
-        blocks = min(preset.blocks, int(preset.arm_budget_s / (2 * sample_s)))
-        if blocks < preset.min_blocks:
+        least_s = 2 * preset.min_blocks * sample_s
+        if least_s > preset.arm_limit_s:
             raise _UnfitError(
                 "skipped",
-                f"{preset.min_blocks} blocks {verb} {2 * preset.min_blocks * sample_s:.1f} s or more, "
-                f"over the preset's {preset.arm_budget_s:g} s an arm",
+                f"{preset.min_blocks} blocks {verb} {least_s:.1f} s or more, "
+                f"over the preset's limit of {preset.arm_limit_s:g} s an arm",
             )
-        return blocks
+        return min(preset.blocks, max(preset.min_blocks, int(preset.arm_budget_s / (2 * sample_s))))
 
     def _estimate(self, call: Callable[[], object]) -> float:
         """Device seconds a call, by events around three that were enqueued while the GPU spun."""
@@ -353,7 +353,7 @@ class Timer:
         arguments = (*inputs.sets[0], *p.outputs, inputs.scale, inputs.cell.causal)
         times = []
         with p.arm.context():
-            for _ in range(10):
+            for _ in range(calls // 4):
                 p.arm(*arguments)
             self.torch.cuda.synchronize()
             for _ in range(calls):

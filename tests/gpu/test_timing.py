@@ -13,7 +13,7 @@ from flashladder.timing import Timer
 from tests.saboteurs import PyArm, right
 
 CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=64, seq_k=64, head_dim=64), dtype="fp16", causal=False)
-PRESET = Preset(sets=(), dtypes=("fp16",), blocks=12, min_blocks=10, warmup_ms=100, arm_budget_s=4)
+PRESET = Preset(sets=(), dtypes=("fp16",), blocks=12, min_blocks=10, warmup_ms=100, arm_budget_s=4, arm_limit_s=4)
 
 
 class Fake:
@@ -119,8 +119,10 @@ def test_what_cannot_be_captured_is_timed_behind_a_spin(torch: Any) -> None:
 
 
 def test_an_arm_over_the_budget_is_skipped_with_its_reason(torch: Any) -> None:
-    preset = Preset(sets=(), dtypes=("fp16",), blocks=50, min_blocks=20, warmup_ms=10, arm_budget_s=0.05)
+    preset = Preset(
+        sets=(), dtypes=("fp16",), blocks=50, min_blocks=20, warmup_ms=10, arm_budget_s=0.05, arm_limit_s=0.05
+    )
     record = _time(torch, _spin(torch, 10_000_000), preset=preset)
     assert record.status == "skipped"
     assert record.reason is not None
-    assert "over the preset's 0.05 s an arm" in record.reason
+    assert "over the preset's limit of 0.05 s an arm" in record.reason

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import ablation, machine, paths, report, rundir, summary
+from flashladder import ablation, diagnose, machine, paths, report, rundir, summary
 from flashladder.cli import main
 from flashladder.errors import Exit
 from flashladder.ladder import load_ladder
@@ -76,6 +76,18 @@ def test_filters_keep_the_cells_that_were_asked_for() -> None:
     assert len(headline) == 24
     assert {c.dtype for c in headline} == {"fp16"}
     assert set(headline.values()) == {"cold"}
+
+
+def test_a_rung_is_measured_with_its_parent_and_what_the_run_holds() -> None:
+    ladder = load_ladder()
+
+    def ids(chosen: tuple[str, ...], recorded: tuple[str, ...]) -> list[str]:
+        return [r.id[:3] for r in ablation.measured_rungs(ladder, ladder.select(chosen), recorded)]
+
+    assert ids(("r05",), ()) == ["r04", "r05"]
+    assert ids(("r00",), ()) == ["r00"]
+    assert ids(("r05",), ("r02_grid", "r00_naive")) == ["r00", "r02", "r04", "r05"]
+    assert ids((), ("gone",)) == ["r00", "r01", "r02", "r03", "r04", "r05"]
 
 
 def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> rundir.RunDir:
@@ -167,3 +179,11 @@ def test_a_run_of_another_machine_is_not_resumed(tmp_path: Path, monkeypatch: py
     result = _invoke("check", "--out", str(run.path))
     assert result.exit_code == Exit.ENVIRONMENT
     assert "give another --out" in result.stderr
+
+
+def test_the_pinned_runs_diagnosis_is_what_the_code_gives() -> None:
+    """A change of the statistics must not leave yesterday's verdicts in the pages."""
+    if rundir.pinned_id() is None:
+        pytest.skip("no run is pinned")
+    run = rundir.find()
+    assert diagnose.diagnose(run, load_ladder()) == run.diagnosis()
