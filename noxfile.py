@@ -1,6 +1,7 @@
 """Sessions are one command each; `uvx nox -s NAME` makes the environment from the lock and runs it."""
 
 import shutil
+from pathlib import Path
 
 import nox
 
@@ -31,10 +32,17 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     session.run("mypy")
     session.run("clang-format", "--dry-run", "--Werror", *_kernel_sources(session))
-    session.run("pytest", "-n", "auto", *(session.posargs or ["-m", "not gpu"]))
+    session.run("pytest", "-n", "auto", *(session.posargs or ["-m", "not gpu and not mutants"]))
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Delete every synchronisation of every rung; the emulator must notice each."""
+    _install(session)
+    session.run("pytest", "-n", "auto", "-m", "mutants", *session.posargs)
 
 
 def _kernel_sources(session: nox.Session) -> list[str]:
-    from pathlib import Path
-
-    return sorted(str(p) for p in Path("kernel").rglob("*") if p.suffix in {".cu", ".cuh", ".h", ".cc"})
+    suffixes = {".cu", ".cuh", ".h", ".cc", ".cpp"}
+    folders = ("kernel", "examples", "src/flashladder/emulator", "tests/emulated")
+    return sorted(str(p) for folder in folders for p in Path(folder).rglob("*") if p.suffix in suffixes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ class PyArm:
     run: Callable[..., None]
     state: dict[Any, Any] = field(default_factory=dict)
     sha256: str | None = None
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def __call__(self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> tuple[Any, Any]:
         with np.errstate(invalid="ignore"):

@@ -1,5 +1,6 @@
 // Turns a rung's launcher into a Python callable. Linked into every rung's library; validates once, launches on the
-// caller's current stream. Takes any DLPack tensor; raises before anything is enqueued.
+// caller's current stream. Takes any DLPack tensor; raises before anything is enqueued. With FLASHLADDER_EMULATED the
+// library runs its kernels on the CPU: tensors lie in host memory, and bfloat16 may come as uint16, which numpy has.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -21,6 +22,14 @@ using flashladder::Dtype;
 using flashladder::Params;
 using flashladder::Strides;
 
+#ifdef FLASHLADDER_EMULATED
+constexpr DLDeviceType kDevice = kDLCPU;
+constexpr const char* kWrongDevice = "q is not in host memory, expected a CPU tensor: this library is emulated";
+#else
+constexpr DLDeviceType kDevice = kDLCUDA;
+constexpr const char* kWrongDevice = "q is not in GPU memory, expected a CUDA tensor; call .cuda() on it";
+#endif
+constexpr bool kEmulated = kDevice == kDLCPU;
 constexpr int kMaxGridYZ = 65535;
 constexpr int64_t kMaxSeq = int64_t{1} << 30;
 
@@ -30,7 +39,8 @@ std::string dtype_name(DLDataType t) {
 }
 
 bool is_16bit_float(DLDataType t) {
-  return (t.code == kDLFloat || t.code == kDLBfloat) && t.bits == 16 && t.lanes == 1;
+  const bool is_float = t.code == kDLFloat || t.code == kDLBfloat || (kEmulated && t.code == kDLUInt);
+  return is_float && t.bits == 16 && t.lanes == 1;
 }
 
 struct Shape {
@@ -75,8 +85,7 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
              double scale, bool causal) {
   const flashladder::Rung& rung = *flashladder_rung();
   const DLDevice device = q.device();
-  if (device.device_type != kDLCUDA)
-    TVM_FFI_THROW(ValueError) << "q is not in GPU memory, expected a CUDA tensor; call .cuda() on it";
+  if (device.device_type != kDevice) TVM_FFI_THROW(ValueError) << kWrongDevice;
   if (!is_16bit_float(q.dtype()))
     TVM_FFI_THROW(TypeError) << "q is " << dtype_name(q.dtype()) << ", expected float16 or bfloat16";
   if (q.ndim() != 4 || k.ndim() != 4)

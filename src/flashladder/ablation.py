@@ -16,6 +16,7 @@ from flashladder.arms import ArmSpec
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
 from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Machine, Mask, Preset, Rung, RunInfo
+from flashladder.ninja import Progress
 from flashladder.rundir import RunDir
 from flashladder.stages import build_rungs, check_arms, peer_specs, time_cells
 
@@ -92,7 +93,7 @@ class Session:
     builds: list[BuildRecord] = field(default_factory=list)
     checks: list[CheckRecord] = field(default_factory=list)
 
-    def build(self, progress: building.Progress) -> None:
+    def build(self, progress: Progress) -> None:
         """Build for this GPU; raises BuildError when no rung builds."""
         self.builds, specs = build_rungs(self.run, self.rungs, target_archs(()), progress)
         if not specs:
@@ -100,13 +101,13 @@ class Session:
             raise BuildError(f"no rung was built: {reasons or 'none supports this GPU'}")
         self.specs = [*specs.values(), *peer_specs().values()]
 
-    def check(self, progress: building.Progress) -> list[CheckRecord]:
+    def check(self, progress: Progress) -> list[CheckRecord]:
         dtypes = tuple(dict.fromkeys(cell.dtype for cell in self.cells))
         head_dims = sorted({cell.shape.head_dim for cell in self.cells})
         self.checks = check_arms(self.run, self.specs, dtypes, head_dims, self.seed, progress)
         return self.checks
 
-    def time(self, progress: building.Progress) -> None:
+    def time(self, progress: Progress) -> None:
         time_cells(self.run, self.ladder, self.specs, self.cells, self.preset, self.seed, progress)
 
     def diagnose(self) -> None:

@@ -11,17 +11,18 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from flashladder import paths, sass
+from flashladder import ninja, paths, sass
 from flashladder.errors import BuildError, DriftError
 from flashladder.model import BuildRecord, KernelResources, Rung
-from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_ninja, find_nvcc
+from flashladder.ninja import Progress, silent
+from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc
 
 ALL_ARCHS = ("sm_80", "sm_89", "sm_90a")
 NVCC_FLAGS = ("-std=c++20", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", "-objtemp", "--threads=1")
@@ -32,13 +33,6 @@ BINDING_COMMAND = (
 """{ffi}: the headers of apache-tvm-ffi, whose place must not enter the object (they use __FILE__)."""
 BINDING = paths.KERNEL / "binding" / "binding.cc"
 INCLUDE = paths.KERNEL / "include"
-
-Progress = Callable[[int, int, str], None]
-"""(done, total, what is running)"""
-
-
-def silent(done: int, total: int, what: str) -> None:
-    """A Progress that shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,8 @@ def source_closure(source: Path) -> list[Path]:
 
 
 @cache
-def _ffi_include() -> tuple[str, Path, Path]:
+def ffi_paths() -> tuple[str, Path, Path]:
+    """apache-tvm-ffi: version, headers, library."""
     import tvm_ffi
     from tvm_ffi import libinfo
 
@@ -104,46 +99,49 @@ def target(rung_id: str, source: Path, archs: Sequence[str]) -> Target:
     """Hash what a library of `source` for `archs` is made from."""
     nvcc = find_nvcc()
     digest = hashlib.sha256()
-    facts = [nvcc.version, find_cxx(), _ffi_include()[0], *NVCC_FLAGS, BINDING_COMMAND, *LINK_FLAGS, *gencode(archs)]
+    facts = [nvcc.version, find_cxx(), ffi_paths()[0], *NVCC_FLAGS, BINDING_COMMAND, *LINK_FLAGS, *gencode(archs)]
     digest.update("\0".join(facts).encode())
     for file in [*source_closure(source), *source_closure(BINDING)]:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     return Target(rung_id, source, tuple(archs), digest.hexdigest())
 
 
-def _ninja_file(targets: Sequence[Target], nvcc: Nvcc) -> str:
-    """A build graph with paths relative to the repository root, so that no path enters an object file."""
-    version, ffi_include, ffi_library = _ffi_include()
-    binding_digest = hashlib.sha256(b"".join(f.read_bytes() for f in source_closure(BINDING)))
-    binding_digest.update("\0".join([version, find_cxx(), BINDING_COMMAND]).encode())
-    binding = f"build/binding-{binding_digest.hexdigest()[:16]}.o"
-
-    def relative(path: Path) -> str:
-        return os.path.relpath(path, paths.ROOT).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-    nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
-    ffi = shlex.quote(str(ffi_include))
-    link_dirs = " ".join(f"-L{shlex.quote(str(d))}" for d in nvcc.library_dirs)
-    lines = [
-        "builddir = build",
+def binding_rules(name: str, flags: str = "") -> tuple[str, list[str]]:
+    """Object file of the binding, and the ninja lines that make it; `name` tells variants apart, `flags` are theirs."""
+    version, ffi_include, _ = ffi_paths()
+    digest = hashlib.sha256(b"".join(f.read_bytes() for f in source_closure(BINDING)))
+    digest.update("\0".join([version, find_cxx(), BINDING_COMMAND, flags]).encode())
+    output = f"build/{name}-{digest.hexdigest()[:16]}.o"
+    command = BINDING_COMMAND.format(ffi=shlex.quote(str(ffi_include)))
+    return output, [
         "rule binding",
-        f"  command = {BINDING_COMMAND.format(ffi=ffi)} -c $in -o $out",
+        f"  command = {command} {flags} -c $in -o $out",
+        f"build {output}: binding {ninja.relative(BINDING)}",
+    ]
+
+
+def _ninja_lines(targets: Sequence[Target], nvcc: Nvcc) -> list[str]:
+    binding, lines = binding_rules("binding")
+    ffi_library = shlex.quote(str(ffi_paths()[2]))
+    nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
+    link_dirs = " ".join(f"-L{shlex.quote(str(d))}" for d in nvcc.library_dirs)
+    lines += [
         "rule nvcc",
         f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} $gencode -Ikernel/include -c $in -o $out > $log 2>&1 "
         "|| { cat $log; exit 1; }",
         "rule link",
-        f"  command = {nvcc_path} {' '.join(LINK_FLAGS)} {link_dirs} $in -o $out {shlex.quote(str(ffi_library))}",
-        f"build {binding}: binding {relative(BINDING)}",
+        f"  command = {nvcc_path} {' '.join(LINK_FLAGS)} {link_dirs} $in -o $out.part {ffi_library} "
+        "&& mv $out.part $out",
     ]
     for t in targets:
         stem = f"build/{t.stem}"
         lines += [
-            f"build {stem}.o: nvcc {relative(t.source)}",
+            f"build {stem}.o: nvcc {ninja.relative(t.source)}",
             f"  gencode = {' '.join(gencode(t.archs))}",
             f"  log = {stem}.log",
             f"build {stem}.so: link {stem}.o {binding}",
         ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def compile_targets(targets: Sequence[Target], progress: Progress = silent) -> dict[str, str]:
@@ -151,30 +149,16 @@ def compile_targets(targets: Sequence[Target], progress: Progress = silent) -> d
     todo = [t for t in targets if not t.library.exists()]
     if not todo:
         return {}
-    nvcc, ninja = find_nvcc(), find_ninja()
-    paths.BUILD.mkdir(exist_ok=True)
-    ninja_file = paths.BUILD / "build.ninja"
-    ninja_file.write_text(_ninja_file(todo, nvcc))
-    command = [ninja, "-k", "0", "-f", str(ninja_file.relative_to(paths.ROOT))]
-    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
-    with subprocess.Popen(
-        command, cwd=paths.ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        assert process.stdout is not None
-        output = []
-        for line in process.stdout:
-            output.append(line)
-            if step := re.match(r"\[(\d+)/(\d+)\] ", line):
-                progress(int(step[1]), int(step[2]), "")
+    output = ninja.run(_ninja_lines(todo, find_nvcc()), "build", progress)
     failed = {}
     for t in todo:
         if not t.library.exists():
             log = t.log.read_text() if t.log.exists() else ""
-            failed[t.rung_id] = log if "error" in log else "".join(output)
+            failed[t.rung_id] = log if "error" in log else output
     return failed
 
 
-def _first_error(output: str) -> str:
+def first_error(output: str) -> str:
     for line in output.splitlines():
         if "error" in line.lower():
             return line.strip()
@@ -248,7 +232,7 @@ def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = sile
     results = []
     for _, t in jobs:
         failed = failures.get(t.rung_id)
-        results.append((t, _measure(t) if failed is None else _failed(t, _first_error(failed))))
+        results.append((t, _measure(t) if failed is None else _failed(t, first_error(failed))))
     return results
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +39,9 @@ class Arm(Protocol):
 
     @property
     def sha256(self) -> str | None: ...
+
+    def context(self) -> AbstractContextManager[object]:
+        """Entered once around a batch of calls."""
 
     def __call__(
         self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ import click
 from tabulate import tabulate
 from tqdm import tqdm
 
-from flashladder import __version__, ablation, doctor, machine, rundir, summary
+from flashladder import __version__, ablation, doctor, emulation, machine, rundir, summary
 from flashladder import build as building
+from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import Exit, FlashladderError
 from flashladder.ladder import load_ladder, load_presets
 from flashladder.model import DTYPES, MASKS, Prediction
+from flashladder.ninja import Progress
 from flashladder.stages import build_rungs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +44,7 @@ class _Commands(click.Group):
 
 
 @contextmanager
-def _bar(title: str, unit: str) -> Iterator[building.Progress]:
+def _bar(title: str, unit: str) -> Iterator[Progress]:
     """A progress bar on stderr; where that is no terminal, a line every few seconds."""
     seconds = 0.1 if sys.stderr.isatty() else 10.0
     with tqdm(
@@ -142,12 +145,29 @@ def build(rungs: tuple[str, ...], archs: tuple[str, ...], update_lock: bool) -> 
         click.echo(building.check_lock(built))
 
 
+def _emulation_options(command: F) -> F:
+    """How the emulator runs kernels."""
+    options = (
+        click.option("--schedule", type=click.Choice(SCHEDULES), default="fifo", help="Which ready thread runs next."),
+        click.option("--races", type=click.Choice(["on", "off"]), default="on", help="Look for races."),
+    )
+    return functools.reduce(lambda f, option: option(f), reversed(options), command)
+
+
 @main.command()
 @_filters
 @_gpu_options
-def check(**kwargs: Any) -> None:
-    """Run the correctness gate on the GPU."""
-    session = ablation.open_session(_selection(kwargs))
+@click.option("--on", "where", type=click.Choice(["gpu", "cpu"]), default="gpu", show_default=True, help="Where.")
+@click.option("--case", "only", multiple=True, metavar="ID", help="Only this case of the gate (cpu); repeatable.")
+@_emulation_options
+def check(where: str, only: tuple[str, ...], schedule: Schedule, races: str, **kwargs: Any) -> None:
+    """Run the correctness gate, on the GPU or, emulated, on the CPU."""
+    selection = _selection(kwargs)
+    if where == "cpu":
+        options = Options(schedule=schedule, races=races == "on", seed=selection.seed)
+        _check_on_cpu(emulation.open_check(selection, options, only))
+        return
+    session = ablation.open_session(selection)
     with _bar("build", "step") as progress:
         session.build(progress)
     with _bar("check", "case") as progress:
@@ -155,6 +175,32 @@ def check(**kwargs: Any) -> None:
     click.echo(ablation.check_table(records))
     click.echo(f"records: {session.run.path}")
     session.raise_on_failures()
+
+
+def _check_on_cpu(session: emulation.CpuCheck) -> None:
+    with _bar("emulate", "step") as progress:
+        session.build(progress)
+    with _bar("check on the CPU", "case") as progress:
+        records = session.check(progress)
+    click.echo(ablation.check_table(records))
+    session.raise_on_failures()
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--arch", "min_arch", type=click.IntRange(80, 90), default=80, show_default=True, help="Compute NN.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the schedule.")
+@_emulation_options
+def emulate(file: Path, arguments: tuple[str, ...], min_arch: int, seed: int, schedule: Schedule, races: str) -> None:
+    """Run a CUDA program of your own on the CPU: FILE.cu with its main(), then its ARGUMENTS.
+
+    Prints what the program prints; races, deadlocks and bad accesses follow on stderr, with exit code 23.
+    """
+    options = Options(schedule=schedule, races=races == "on", seed=seed)
+    with _bar("emulate", "step") as progress:
+        program = emulation.build_program(file, min_arch, progress)
+    sys.exit(emulation.run_program(program, arguments, options))
 
 
 @main.command()
@@ -234,6 +280,7 @@ def _without_gpu(selection: ablation.Selection) -> None:
     kernels = sum(len(r.kernels) for r in records)
     click.echo(f"built {len(records)} rungs, {kernels} kernels for {', '.join(building.ALL_ARCHS)}; one change a rung")
     click.echo(building.check_lock(records))
+    _check_on_cpu(emulation.open_check(replace(selection, out=None, shapes=()), Options(seed=selection.seed)))
     pinned = ablation.pinned_run()
     if pinned is not None:
         click.echo(ablation.write_report(pinned, selection.out, check_only=False))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+
+import msgspec
 
 from flashladder import build as building
 from flashladder import flops
@@ -11,6 +15,7 @@ from flashladder.check import refusal
 from flashladder.inputs import Case, edge_cases, suite_cases
 from flashladder.ladder import CONTROL, Ladder, load_shapes
 from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung
+from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.worker import (
     At,
@@ -22,6 +27,7 @@ from flashladder.worker import (
     TimingDone,
     TimingItem,
     TimingJob,
+    kill_children,
     supervise,
 )
 
@@ -29,7 +35,7 @@ from flashladder.worker import (
 
 
 def build_rungs(
-    run: RunDir | None, rungs: Sequence[Rung], archs: Sequence[str], progress: building.Progress
+    run: RunDir | None, rungs: Sequence[Rung], archs: Sequence[str], progress: Progress
 ) -> tuple[list[BuildRecord], dict[str, ArmSpec]]:
     """Build, record, and return the records and the specs of the rungs that built."""
     recorded = {} if run is None else {r.rung: r for r in run.builds()}
@@ -65,41 +71,70 @@ def check_arms(
     dtypes: Sequence[DtypeName],
     head_dims: Sequence[int],
     seed: int,
-    progress: building.Progress = building.silent,
+    progress: Progress = silent,
 ) -> list[CheckRecord]:
-    """Run the cases that have no record for the arm's binary, all arms of a case together, since they share its oracle.
-
-    Returns all records of these arms.
-    """
-    done = {(r.arm, r.sha256, r.case) for r in run.checks()}
-    every = [
+    """Run on the GPU the cases that have no record for the arm's binary; returns all records of these arms."""
+    items = [
         CheckItem(arm=spec, case=case)
         for case in cases(dtypes, head_dims)
         for spec in specs
         if spec.kind == "rung" or case.family == "suite"
     ]
-    todo = [item for item in every if (item.arm.name, item.arm.sha256, item.case.id) not in done]
-    finished = len(every) - len(todo)
+    return check_items(run, items, CheckJob(items=(), seed=seed), progress)
+
+
+def check_items(
+    run: RunDir, items: Sequence[CheckItem], job: CheckJob, progress: Progress = silent, workers: int = 1
+) -> list[CheckRecord]:
+    """Run the items that are not recorded, in `workers` child processes that share out the arms.
+
+    `job` gives the seed and, on the CPU, the emulation. All arms of a case should stand together: they share its
+    oracle. Returns all records of these arms.
+    """
+    done = {(r.arm, r.sha256, r.case) for r in run.checks()}
+    todo = [item for item in items if (item.arm.name, item.arm.sha256, item.case.id) not in done]
+    names = list(dict.fromkeys(item.arm.name for item in items))
+    finished = len(items) - len(todo)
+    lock = Lock()
+
+    def add(record: CheckRecord, items_done: int = 1) -> None:
+        nonlocal finished
+        with lock:
+            run.append("check", record)
+            finished += items_done
+            progress(finished, len(items), record.arm)
+
+    progress(finished, len(items), "")
+    shares = [[item for item in todo if names.index(item.arm.name) % workers == n] for n in range(workers)]
+    stop = Event()
+    with ThreadPoolExecutor(workers) as pool:
+        drains = [pool.submit(_drain, share, job, add, stop) for share in shares if share]
+        try:
+            for drain in drains:
+                drain.result()
+        except BaseException:
+            stop.set()
+            kill_children()
+            raise
+    return [r for r in run.checks() if r.arm in names]
+
+
+def _drain(todo: list[CheckItem], job: CheckJob, add: Callable[..., None], stop: Event) -> None:
+    """Run `todo` in one child after the other, until all is recorded or `stop` is set."""
 
     def on_message(message: Message) -> None:
-        nonlocal finished
         if isinstance(message, CheckDone):
-            run.append("check", message.record)
-            finished += 1
-            progress(finished, len(every), message.record.arm)
+            add(message.record)
 
-    progress(finished, len(every), "")
     while todo:
-        outcome = supervise(CheckJob(items=tuple(todo), seed=seed), on_message)
-        if outcome.end == "finished":
-            break
+        outcome = supervise(msgspec.structs.replace(job, items=tuple(todo)), on_message)
+        if outcome.end == "finished" or stop.is_set():
+            return
         failed = todo[outcome.at.item if outcome.at else 0]
-        run.append("check", _casualty(failed, outcome, seed))
         # One crash refuses the arm: the rest of its cases would cost a process start each and change nothing.
-        todo = [item for item in todo[todo.index(failed) + 1 :] if item.arm != failed.arm]
-        finished = len(every) - len(todo)
-    names = {spec.name for spec in specs}
-    return [r for r in run.checks() if r.arm in names]
+        rest = [item for item in todo[todo.index(failed) + 1 :] if item.arm != failed.arm]
+        add(_casualty(failed, outcome, job.seed), len(todo) - todo.index(failed) - len(rest))
+        todo = rest
 
 
 def _casualty(item: CheckItem, outcome: Outcome, seed: int) -> CheckRecord:
@@ -124,7 +159,7 @@ def time_cells(
     cells: dict[Cell, L2Mode],
     preset: Preset,
     seed: int,
-    progress: building.Progress = building.silent,
+    progress: Progress = silent,
 ) -> None:
     """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell."""
     checks = run.checks()

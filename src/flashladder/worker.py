@@ -15,11 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from flashladder.arms import ArmSpec, open_arm
+from flashladder.arrays import Memory
+from flashladder.check import Arm, Problem, check_case, pose
+from flashladder.emulator.device import Options
 from flashladder.inputs import Case
 from flashladder.model import Cell, CellTiming, CheckRecord, L2Mode, Preset, Record, Status
 
@@ -32,6 +36,8 @@ class CheckItem(Record, frozen=True, kw_only=True):
 class CheckJob(Record, frozen=True, kw_only=True, tag="check"):
     items: tuple[CheckItem, ...]
     seed: int
+    emulation: Options | None = None
+    """None: on the GPU. Else the arms' libraries are emulated ones, run with these options."""
 
 
 class TimingItem(Record, frozen=True, kw_only=True):
@@ -87,20 +93,38 @@ class Outcome(Record, frozen=True, kw_only=True):
 # --- child ----------------------------------------------------------------------------------------------------------
 
 
-def _run_checks(job: CheckJob, emit: Emit) -> None:
-    from flashladder.arrays import CudaMemory
-    from flashladder.check import Problem, check_case, pose
+Opened = tuple[Arm, Memory]
 
-    memory = CudaMemory()
-    opened = {}
+
+def _opener(job: CheckJob) -> tuple[Memory, Callable[[ArmSpec], Opened]]:
+    """Where problems are posed, and how an arm is opened with the memory that its kernels use."""
+    from flashladder.arrays import CudaMemory, HostMemory
+
+    if job.emulation is None:
+        memory = CudaMemory()
+        return memory, lambda spec: (open_arm(spec), memory)
+    from flashladder.emulator.device import EmulatedArm, EmulatedMemory, Emulator
+
+    options = job.emulation
+
+    def open_emulated(spec: ArmSpec) -> Opened:
+        assert spec.library is not None
+        return EmulatedArm(spec), EmulatedMemory(Emulator(Path(spec.library)), options)
+
+    return HostMemory(), open_emulated
+
+
+def _run_checks(job: CheckJob, emit: Emit) -> None:
+    posing, open_one = _opener(job)
+    opened: dict[str, Opened] = {}
     posed: tuple[Case, tuple[Problem, ...]] | None = None
     for number, item in enumerate(job.items):
         emit(At(item=number, arm=item.arm.name))
         if posed is None or posed[0] != item.case:
-            posed = item.case, pose(item.case, memory, job.seed)
+            posed = item.case, pose(item.case, posing, job.seed)
         if item.arm.name not in opened:
-            opened[item.arm.name] = open_arm(item.arm)
-        arm = opened[item.arm.name]
+            opened[item.arm.name] = open_one(item.arm)
+        arm, memory = opened[item.arm.name]
         with arm.context():
             record = check_case(arm, item.case, memory, job.seed, posed[1])
         emit(CheckDone(record=record))
@@ -141,6 +165,15 @@ def main() -> None:
 
 # --- parent ---------------------------------------------------------------------------------------------------------
 
+_children: set[int] = set()
+
+
+def kill_children() -> None:
+    """Kill every running child; their supervisors then return."""
+    for pid in list(_children):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
 
 def _lines(fd: int, limit_s: float) -> Iterator[bytes | None]:
     """Complete lines from the child; None when it was silent for `limit_s`. Ends when the child closes the pipe."""
@@ -180,6 +213,7 @@ def supervise(
             start_new_session=True,
         )
         os.close(write)
+        _children.add(process.pid)
         try:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
@@ -206,6 +240,7 @@ def supervise(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _children.discard(process.pid)
         stderr.seek(0)
         said = stderr.read().decode(errors="replace")
     detail = f"silent for {limit_s:g} s" if end == "timeout" else _why(process.returncode, said)

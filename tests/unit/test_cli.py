@@ -46,6 +46,8 @@ def test_help(command: str) -> None:
         (["ablation", "--shape", "latency", "--mask", "causal", "--dtype", "bf16", "--shape", "b1h1s32d64"], 0, ""),
         (["check"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
         (["time"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
+        (["check", "--on", "cpu", "--case", "x"], Exit.USAGE, "no case 'x' under these filters; expected one such as"),
+        (["check", "--on", "cpu", "--shape", "x"], Exit.USAGE, "no case of the gate passes these filters"),
         (["report", "nope"], Exit.USAGE, "no run 'nope' under"),
         (["summary", "nope"], Exit.USAGE, "no run 'nope' under"),
     ],
@@ -130,6 +132,7 @@ def test_ablation_without_a_gpu_says_so_first_and_last(tmp_path: Path, monkeypat
     run = _repository(tmp_path, monkeypatch, pin=True)
     monkeypatch.setattr("flashladder.cli.build_rungs", lambda *_: ([], {}))
     monkeypatch.setattr("flashladder.build.check_lock", lambda _: "lock compared")
+    monkeypatch.setattr("flashladder.cli._check_on_cpu", lambda _: None)
     result = _invoke("ablation")
     assert result.exit_code == 0
     lines = result.output.strip().splitlines()

@@ -58,13 +58,14 @@ extern Dim3 grid_dim, block_dim, cluster_dim;
 struct Launch {
   const char* kernel;
   Dim3 grid, block, cluster;
-  uint32_t static_shared, dynamic_shared;
+  uint32_t static_shared, dynamic_shared;  // static: rounded up to the alignment that the dynamic part needs
 };
 void run_grid(const Launch&, const std::function<void()>& body);
 
-[[noreturn]] void fail(Loc, const char* format, ...);  // a fault: names kernel, location, block and thread
-void report(const std::string&);                       // a finding that does not stop the launch (a race)
-const std::string& log_text();                         // findings and the fault of the launches since clear_log()
+// A fault: ends the launch; the log names kernel, location, block and thread.
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(Loc, const char* format, ...);
+void report(const std::string&);  // a finding that does not stop the launch (a race)
+const std::string& log_text();    // findings and the fault of the launches since clear_log()
 void clear_log();
 
 // --- memory ------------------------------------------------------------------------------------------------------
@@ -76,16 +77,50 @@ void adopt(const void*, size_t bytes);  // host memory that kernels may access; 
 
 // Checked pointers for an access of `bytes` at `address`, aligned to `align`. `address` of shared accesses is an
 // address in the shared window (32 bits; cluster addresses carry the owner's rank). `what` names the instruction.
-void* global(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
-void* shared(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
-void* generic(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what,
-              Loc);                                 // either, by address
+inline void* global(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
+inline void* shared(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
+// Either, by address; also the thread's own local memory.
+void* generic(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
 uint64_t shared_base();                             // window address of the running block's static shared memory
-uint64_t dynamic_shared_base();                     // window address of its dynamic shared memory
+uint64_t dynamic_shared_base();                     // window address of its dynamic shared memory, after the static
 uint64_t to_generic(uint64_t shared_address, Loc);  // cvta.shared
 uint64_t to_shared(uint64_t generic_address, Loc);  // cvta.to.shared
 // The race detector must not see an atomic's read-modify-write as plain accesses: call this instead of shared().
 void* atomic(uint64_t address, uint32_t bytes, bool is_shared, const char* what, Loc);
+
+// The fast paths of global() and shared(): an access inside the region that the last one from this line hit, or inside
+// the running block's own memory while nothing has to be recorded.
+struct Region {
+  uint64_t low, high;
+  bool holds(uint64_t address, uint32_t bytes) const {
+    return address >= low && address < high && bytes <= high - address;
+  }
+};
+extern Region recent_regions[16];
+struct SharedWindow {
+  unsigned char* base;         // of window address 0
+  uint64_t low, high;          // window addresses of the running block's memory
+  uint64_t gap_low, gap_high;  // between its static and its dynamic part
+  bool recorded;               // the race detector sees every access
+  bool holds(uint64_t address, uint32_t bytes) const {
+    return Region{low, high}.holds(address, bytes) && (address >= gap_high || address + bytes <= gap_low);
+  }
+};
+extern SharedWindow window;
+void* global_checked(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
+void* shared_checked(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
+
+inline void* global(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc) {
+  const Region& r = recent_regions[loc.line & 15];
+  if (r.holds(address, bytes) && (address & (align - 1)) == 0) return reinterpret_cast<void*>(address);
+  return global_checked(address, bytes, align, write, what, loc);
+}
+
+inline void* shared(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc) {
+  ++counters.shared_accesses;
+  if (!window.recorded && window.holds(address, bytes) && (address & (align - 1)) == 0) return window.base + address;
+  return shared_checked(address, bytes, align, write, what, loc);
+}
 
 // --- warps -------------------------------------------------------------------------------------------------------
 
@@ -151,12 +186,14 @@ void fence_mbarrier_init(Loc);
 struct TensorMap {
   uint64_t magic, base, dim[5], stride_bytes[5];  // stride_bytes[0] is the element size
   uint32_t box[5];
-  uint8_t rank, element_bytes, swizzle /* 0 none, 1 32 B, 2 64 B, 3 128 B */, pad;
+  uint8_t rank, element_bytes, swizzle /* 0 none, 1 32 B, 2 64 B, 3 128 B */, type /* Element */;
 };
+enum class Element : uint8_t { unknown, u32, s32, fp16, bf16, fp32 };  // reduce-add needs to know
 static_assert(sizeof(TensorMap) <= 128);
 // Throws std::invalid_argument for what cuTensorMapEncodeTiled would refuse.
 void encode_tensor_map(void* map, uint32_t rank, uint32_t element_bytes, void* base, const uint64_t* dim,
-                       const uint64_t* stride_bytes, const uint32_t* box, uint32_t swizzle);
+                       const uint64_t* stride_bytes, const uint32_t* box, uint32_t swizzle,
+                       Element type = Element::unknown);
 // multicast_mask 0: the running block only.
 void tma_load(uint64_t shared_dst, const void* map, uint64_t mbarrier, uint32_t rank, const int32_t* coordinates,
               uint16_t multicast_mask, Loc);
@@ -197,11 +234,12 @@ const KernelInfo* find_kernel(const std::string& name);
 
 // --- what Python calls -------------------------------------------------------------------------------------------
 
+#define EMU_API __attribute__((visibility("default")))
 extern "C" {
-void emu_configure(const emu::Options*);
-void emu_read_counters(emu::Counters*);
-void emu_reset(void);           // counters and log
-const char* emu_log(void);      // valid until the next launch or reset
-void* emu_alloc(size_t bytes);  // device_alloc
-void emu_free(void*);
+EMU_API void emu_configure(const emu::Options*);
+EMU_API void emu_read_counters(emu::Counters*);
+EMU_API void emu_reset(void);           // counters and log
+EMU_API const char* emu_log(void);      // valid until the next launch or reset
+EMU_API void* emu_alloc(size_t bytes);  // device_alloc
+EMU_API void emu_free(void*);
 }

@@ -1,0 +1,150 @@
+"""Rungs and other people's programs on the CPU: what to build, what to check, where the records go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flashladder import machine, paths
+from flashladder.ablation import Selection
+from flashladder.arms import ArmSpec
+from flashladder.emulator.device import ASYNC_TIMINGS, SCHEDULES, Options
+from flashladder.emulator.library import build_emulated, emulated_target, require
+from flashladder.errors import Exit, FlashladderError
+from flashladder.inputs import Case, Family, edge_cases
+from flashladder.ladder import load_ladder
+from flashladder.model import CheckRecord, DtypeName, Rung, RunInfo
+from flashladder.ninja import Progress, silent
+from flashladder.rundir import RunDir
+from flashladder.stages import check_items
+from flashladder.worker import CheckItem, CheckJob
+
+MAX_WORK = 4_000_000
+"""Largest batch x heads x rows x keys x head_dim, tiles filled up: about two seconds on a core, races looked for."""
+SWEEP: tuple[tuple[DtypeName, int, tuple[Family, ...]], ...] = (
+    ("fp16", 64, ("edge", "values", "layout", "repeat")),
+    ("bf16", 128, ("edge", "repeat")),
+)
+"""Without filters: the other element type and head dimension run the edges alone."""
+
+
+def work(case: Case) -> int:
+    """How much an emulated run of the case costs, in multiply-adds of 32 x 32 tiles."""
+    s = case.cell.shape
+    return s.batch * s.heads_q * -(-s.seq_q // 32) * -(-s.seq_k // 32) * 32 * 32 * s.head_dim
+
+
+def cpu_cases(selection: Selection) -> list[Case]:
+    """The gate's edge cases of a size that fits a CPU."""
+    sweep = SWEEP
+    if selection.dtypes:
+        families: tuple[Family, ...] = SWEEP[0][2]
+        sweep = tuple((dtype, head_dim, families) for dtype in selection.dtypes for head_dim in (64, 128))
+    return [
+        case
+        for dtype, head_dim, families in sweep
+        for case in edge_cases(dtype, head_dim)
+        if case.family in families
+        and work(case) <= MAX_WORK
+        and (not selection.masks or case.cell.mask in selection.masks)
+        and (not selection.shapes or case.cell.shape.id in selection.shapes)
+    ]
+
+
+@dataclass
+class CpuCheck:
+    """An emulated check in progress."""
+
+    run: RunDir
+    rungs: tuple[Rung, ...]
+    cases: list[Case]
+    options: Options
+    seed: int
+    specs: list[ArmSpec] = field(default_factory=list)
+    records: list[CheckRecord] = field(default_factory=list)
+
+    def build(self, progress: Progress = silent) -> None:
+        """Translate and compile the rungs; raises BuildError when one cannot be."""
+        targets = [emulated_target(r.id, paths.ROOT / r.source, r.min_arch) for r in self.rungs]
+        failures = build_emulated(targets, progress)
+        for target in targets:
+            library = require(target, failures)
+            sha256 = hashlib.sha256(library.read_bytes()).hexdigest()
+            self.specs.append(ArmSpec(name=target.name, kind="rung", library=str(library), sha256=sha256))
+
+    def check(self, progress: Progress = silent) -> list[CheckRecord]:
+        """Run what is not recorded, on all cores; returns the records of these cases."""
+        items = [CheckItem(arm=spec, case=case) for case in self.cases for spec in self.specs]
+        job = CheckJob(items=(), seed=self.seed, emulation=self.options)
+        records = check_items(self.run, items, job, progress, workers=os.cpu_count() or 1)
+        wanted = {case.id for case in self.cases}
+        binaries = {spec.sha256 for spec in self.specs}
+        self.records = [r for r in records if r.case in wanted and r.sha256 in binaries]
+        return self.records
+
+    def raise_on_failures(self) -> None:
+        """Raise, with the command that repeats it, when a case failed."""
+        bad = [r for r in self.records if r.status not in ("pass", "unsupported")]
+        if bad:
+            first, o = bad[0], self.options
+            again = (
+                f"flashladder check --on cpu --rung {first.arm} --dtype {first.cell.dtype} --case {first.case} "
+                f"--schedule {o.schedule} --seed {self.seed} --races {'on' if o.races else 'off'}"
+            )
+            error = FlashladderError(f"{len(bad)} cases failed; the first: {first.reason}; repeat it with: {again}")
+            error.exit_code = Exit.INCORRECT
+            raise error
+
+
+def open_check(selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
+    """The rungs, cases and run directory of an emulated check.
+
+    Raises FlashladderError when a filter leaves no case or names none.
+    """
+    cases = cpu_cases(selection)
+    unknown = [name for name in only if name not in {case.id for case in cases}]
+    if unknown:
+        raise FlashladderError(f"no case {unknown[0]!r} under these filters; expected one such as {cases[0].id}")
+    cases = [case for case in cases if not only or case.id in only]
+    if not cases:
+        raise FlashladderError("no case of the gate passes these filters; loosen --shape, --dtype or --mask")
+    commit, dirty = machine.git_state()
+    name = f"{options.schedule}-{selection.seed}-{'races' if options.races else 'plain'}"
+    run = RunDir(selection.out or paths.RESULTS / "cpu" / name)
+    run.write_info(
+        RunInfo(
+            id=run.path.name,
+            preset=selection.preset,
+            date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            commit=commit,
+            dirty=dirty,
+            machine=machine.fingerprint(),
+        )
+    )
+    return CpuCheck(run, load_ladder().select(selection.rungs), cases, options, selection.seed)
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+def build_program(file: Path, min_arch: int, progress: Progress = silent) -> Path:
+    """Translate a CUDA program with its own main(); raises BuildError with the first error."""
+    target = emulated_target(file.stem, file.resolve(), min_arch, bound=False)
+    return require(target, build_emulated([target], progress))
+
+
+def run_program(program: Path, arguments: Sequence[str], options: Options) -> int:
+    """Run an emulated program; its exit code, or Exit.INCORRECT when the emulator found a fault."""
+    environment = {
+        **os.environ,
+        "FLASHLADDER_SCHEDULE": str(SCHEDULES.index(options.schedule)),
+        "FLASHLADDER_ASYNC": str(ASYNC_TIMINGS.index(options.async_timing)),
+        "FLASHLADDER_SEED": str(options.seed),
+        "FLASHLADDER_RACES": str(int(options.races)),
+    }
+    return subprocess.run([program, *arguments], env=environment).returncode

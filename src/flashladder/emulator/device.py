@@ -1,0 +1,170 @@
+"""An emulated library at work: its options and counters, memory that its kernels may touch, and the arm it makes."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import ml_dtypes
+import numpy as np
+
+from flashladder.arms import ArmSpec
+from flashladder.arrays import HostMemory
+from flashladder.native import load
+
+T = TypeVar("T")
+
+Schedule = Literal["fifo", "reverse", "random", "priority"]
+AsyncTiming = Literal["early", "late", "random"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+ASYNC_TIMINGS: tuple[AsyncTiming, ...] = get_args(AsyncTiming)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How threads are interleaved, when asynchronous work lands, and whether races are looked for."""
+
+    schedule: Schedule = "fifo"
+    async_timing: AsyncTiming = "late"
+    seed: int = 1
+    races: bool = True
+    poison: bool = True
+
+
+class _Options(ctypes.Structure):
+    """emu::Options."""
+
+    _fields_ = (
+        ("schedule", ctypes.c_int32),
+        ("async_timing", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("races", ctypes.c_int32),
+        ("poison", ctypes.c_int32),
+        ("max_reports", ctypes.c_int32),
+    )
+
+
+COUNTERS = (
+    "blocks",
+    "switches",
+    "barriers",
+    "shuffles",
+    "shared_accesses",
+    "ldmatrix",
+    "bank_conflicts",
+    "mma",
+    "wgmma",
+    "cp_async",
+    "tma",
+)
+"""Fields of emu::Counters, in order."""
+
+
+class Emulator:
+    """Controls the runtime inside one emulated library; every library has a runtime of its own."""
+
+    def __init__(self, library: Path) -> None:
+        self._lib = ctypes.CDLL(str(library))
+        self._lib.emu_alloc.restype = ctypes.c_void_p
+        self._lib.emu_alloc.argtypes = (ctypes.c_size_t,)
+        self._lib.emu_free.argtypes = (ctypes.c_void_p,)
+        self._lib.emu_log.restype = ctypes.c_char_p
+
+    def configure(self, options: Options) -> None:
+        """Set the options of the launches that follow, and forget counters and log."""
+        raw = _Options(
+            SCHEDULES.index(options.schedule),
+            ASYNC_TIMINGS.index(options.async_timing),
+            options.seed,
+            int(options.races),
+            int(options.poison),
+            8,
+        )
+        self._lib.emu_configure(ctypes.byref(raw))
+        self._lib.emu_reset()
+
+    @property
+    def log(self) -> str:
+        """Races and the fault since the last configure; empty when there were none."""
+        return bytes(self._lib.emu_log()).decode(errors="replace")
+
+    def counters(self) -> dict[str, int]:
+        raw = (ctypes.c_uint64 * len(COUNTERS))()
+        self._lib.emu_read_counters(raw)
+        return dict(zip(COUNTERS, raw, strict=True))
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """A flat array that ends at a guard page; kernels of this library may touch it."""
+        if size == 0:
+            return np.empty(0, dtype)
+        bytes_ = size * dtype.itemsize
+        address = self._lib.emu_alloc(bytes_)
+        buffer = (ctypes.c_uint8 * bytes_).from_address(address)
+        weakref.finalize(buffer, self._lib.emu_free, address)
+        return np.ctypeslib.as_array(buffer).view(dtype)
+
+
+class EmulatedMemory(HostMemory):
+    """Memory of one emulated library. A run that raced or faulted raises RuntimeError with the emulator's words.
+
+    Each run takes the next seed, so that repeats of a case see other interleavings.
+    """
+
+    def __init__(self, emulator: Emulator, options: Options) -> None:
+        self._emulator = emulator
+        self._options = options
+        self._runs = 0
+        self.counters: dict[str, int] = {}
+        """Counters of the last run."""
+
+    def upload(self, flat: np.ndarray) -> np.ndarray:
+        copy = self._emulator.empty(flat.size, flat.dtype)
+        copy[...] = flat
+        return copy
+
+    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
+        self._emulator.configure(replace(self._options, seed=self._options.seed + self._runs))
+        self._runs += 1
+        result = super().run(writes, call)
+        self.counters = self._emulator.counters()
+        if log := self._emulator.log:
+            raise RuntimeError(log.strip())
+        return result
+
+
+class EmulatedArm:
+    """A rung whose kernels run on the CPU."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        assert spec.library is not None
+        self.spec = spec
+        library = load(Path(spec.library))
+        self.config = library.config
+        self._forward = library.forward
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def sha256(self) -> str | None:
+        return self.spec.sha256
+
+    def context(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def __call__(self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> tuple[Any, Any]:
+        self._forward(_dlpack(q), _dlpack(k), _dlpack(v), _dlpack(o), _dlpack(lse), scale, causal)
+        return o, lse
+
+
+def _dlpack(x: np.ndarray) -> Any:
+    """A tensor that shares `x`'s memory; bfloat16, which numpy cannot export, goes as uint16."""
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x)

@@ -1,0 +1,159 @@
+"""Builds the emulated library of a kernel: nvcc's PTX, translated to C++, with nvcc's own host code.
+
+    .cu --nvcc -ptx--> PTX --translate--> C++ --g++--+
+    .cu --nvcc -c -cudart none (host code)-----------+--> one library that behaves like the rung's own, on the CPU
+    runtime/*.cpp (threads, memory, races, cudart)---+
+
+As in flashladder.build, a library's name is the hash of what it is made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from flashladder import ninja, paths
+from flashladder.build import binding_rules, ffi_paths, first_error, source_closure
+from flashladder.errors import BuildError
+from flashladder.toolchain import Nvcc, find_cxx, find_nvcc
+
+HERE = Path(__file__).resolve().parent
+RUNTIME = HERE / "runtime"
+NVCC_FLAGS = ("-std=c++20", "-O3", "-Ikernel/include")
+HOST_FLAGS = ("-Xcompiler=-fPIC", "-cudart=none", "-objtemp")
+RUNTIME_FLAGS = ("-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+KERNEL_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-ffp-contract=off", "-w")
+LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none")
+PROGRAM = HERE / "program.cpp"
+
+
+@dataclass(frozen=True)
+class EmulatedTarget:
+    """One emulated library, or, without a binding, a program with its own main()."""
+
+    name: str
+    source: Path
+    arch: str
+    digest: str
+    bound: bool
+
+    @property
+    def stem(self) -> str:
+        return f"{self.name}-emulated-{self.digest[:16]}"
+
+    @property
+    def library(self) -> Path:
+        return paths.BUILD / f"{self.stem}.{'so' if self.bound else 'program'}"
+
+
+@cache
+def _runtime_digest() -> str:
+    digest = hashlib.sha256("\0".join([find_cxx(), *RUNTIME_FLAGS, *KERNEL_FLAGS, *LINK_FLAGS]).encode())
+    translator = [file for file in HERE.rglob("*.py") if file.name not in ("device.py", "library.py")]
+    for file in sorted([*RUNTIME.iterdir(), PROGRAM, *translator]):
+        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def emulated_target(name: str, source: Path, min_arch: int, *, bound: bool = True) -> EmulatedTarget:
+    """Hash what the emulated library of `source` is made from. The PTX is that of sm_90a when the kernel needs it."""
+    arch = "90a" if min_arch >= 90 else "80"
+    facts = [find_nvcc().version, *NVCC_FLAGS, *HOST_FLAGS, arch, str(bound), ffi_paths()[0], _runtime_digest()]
+    digest = hashlib.sha256("\0".join(facts).encode())
+    closure = [*source_closure(source), *(source_closure(paths.KERNEL / "binding" / "binding.cc") if bound else [])]
+    for file in closure:
+        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    return EmulatedTarget(name, source, arch, digest.hexdigest(), bound)
+
+
+def _cuda_include(nvcc: Nvcc) -> Path:
+    """The toolkit's headers, which the runtime's stand-in for libcudart implements."""
+    for root in (nvcc.path.resolve().parents[1], *sorted(Path("/usr/local").glob("cuda*"), reverse=True)):
+        if (root / "include" / "cuda_runtime_api.h").exists():
+            return root / "include"
+    from flashladder.toolchain import wheel_root
+
+    return wheel_root() / "include"
+
+
+def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
+    nvcc = find_nvcc()
+    nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
+    include = f"-I{shlex.quote(str(RUNTIME))} -isystem {shlex.quote(str(_cuda_include(nvcc)))}"
+    binding, lines = binding_rules("binding-emulated", "-DFLASHLADDER_EMULATED")
+    ffi_library = shlex.quote(str(ffi_paths()[2]))
+    runtime = f"build/runtime-{_runtime_digest()[:16]}"
+    gencode = "-gencode=arch=compute_$arch,code=compute_$arch"
+    python = shlex.quote(sys.executable)
+    lines += [
+        "rule ptx",
+        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} {gencode} -lineinfo -ptx $in -o $out",
+        "rule host",
+        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} {' '.join(HOST_FLAGS)} {gencode} -c $in -o $out",
+        "rule translate",
+        f"  command = {python} -m flashladder.emulator.library $in $out",
+        "rule kernel",
+        f"  command = g++ {' '.join(KERNEL_FLAGS)} {include} -c $in -o $out",
+        "rule runtime",
+        f"  command = g++ {' '.join(RUNTIME_FLAGS)} {include} -c $in -o $out",
+        "rule link",
+        f"  command = g++ {' '.join(LINK_FLAGS)} $in -o $out.part {ffi_library} -ldl && mv $out.part $out",
+        "rule link_program",
+        "  command = g++ $in -o $out.part -ldl && mv $out.part $out",
+        f"build {runtime}-program.o: runtime {ninja.relative(PROGRAM)}",
+    ]
+    objects = []
+    for file in sorted(RUNTIME.glob("*.cpp")):
+        objects.append(f"{runtime}-{file.stem}.o")
+        lines.append(f"build {objects[-1]}: runtime {ninja.relative(file)}")
+    for t in targets:
+        stem, source = f"build/{t.stem}", ninja.relative(t.source)
+        rule, extra = ("link", binding) if t.bound else ("link_program", f"{runtime}-program.o")
+        lines += [
+            f"build {stem}.ptx: ptx {source}",
+            f"  arch = {t.arch}",
+            f"build {stem}.host.o: host {source}",
+            f"  arch = {t.arch}",
+            f"build {stem}.cpp: translate {stem}.ptx",
+            f"build {stem}.o: kernel {stem}.cpp",
+            f"build {ninja.relative(t.library)}: {rule} {stem}.host.o {stem}.o {extra} {' '.join(objects)}",
+        ]
+    return lines
+
+
+def build_emulated(targets: Sequence[EmulatedTarget], progress: ninja.Progress = ninja.silent) -> dict[str, str]:
+    """Build the emulated libraries that do not exist yet. Returns {name: first error} of those that failed."""
+    todo = [t for t in targets if not t.library.exists()]
+    if not todo:
+        return {}
+    output = ninja.run(_lines(todo), "emulated", progress)
+    return {t.name: first_error(output) for t in todo if not t.library.exists()}
+
+
+def main() -> None:
+    """The build graph's translate step: PTX file -> C++ file."""
+    from flashladder.emulator.ptx import PtxError
+    from flashladder.emulator.translate import translate
+
+    source, target = (Path(a) for a in sys.argv[1:3])
+    try:
+        text = translate(source.read_text())
+    except PtxError as error:
+        raise SystemExit(f"error: {error}") from error
+    target.write_text(text)
+
+
+def require(target: EmulatedTarget, failures: dict[str, str]) -> Path:
+    """The library's path; raises BuildError with the first error when it was not built."""
+    if target.name in failures:
+        raise BuildError(f"{target.name} cannot be emulated: {failures[target.name]}")
+    return target.library
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Translates PTX snippets, compiles them against the emulator's runtime and runs them on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from flashladder import paths
+from flashladder.emulator import ptx, translate
+from flashladder.emulator.emitter import find_emitter
+
+RUNTIME = Path(translate.__file__).parent / "runtime"
+# cudart.cpp stands in for libcudart and needs the toolkit's headers; snippets are launched without it.
+SOURCES = sorted(file for file in RUNTIME.glob("*.cpp") if file.name != "cudart.cpp")
+FLAGS = ("-std=c++20", "-O0", "-fPIC", "-ffp-contract=off", "-w", f"-I{RUNTIME}")
+HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
+LAUNCHER = r"""
+#include <stdexcept>
+
+extern "C" __attribute__((visibility("default"))) const char* test_launch(
+    const char* kernel, const unsigned* shape, unsigned dynamic_shared, void** arguments) {
+  const emu::KernelInfo* info = emu::find_kernel(kernel);
+  emu::clear_log();
+  if (!info) return "no such kernel";
+  const emu::Launch launch{kernel, {shape[0]}, {shape[1]}, info->cluster, info->static_shared, dynamic_shared};
+  try {
+    emu::run_grid(launch, [&] { info->run(arguments); });
+  } catch (const std::exception& error) {
+    if (emu::log_text().empty()) return "launch failed";
+  }
+  return emu::log_text().c_str();
+}
+extern "C" __attribute__((visibility("default"))) int test_encode(
+    void* map, unsigned rank, unsigned bytes, void* base, const unsigned long* dims, const unsigned long* strides,
+    const unsigned* box, unsigned swizzle) {
+  emu::encode_tensor_map(map, rank, bytes, base, dims, strides, box, swizzle, emu::Element::fp32);
+  return 0;
+}
+"""
+
+
+@cache
+def runtime_library() -> Path:
+    """The emulator's runtime, built once for every state of its sources."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for file in sorted(RUNTIME.iterdir()):
+        if file.name != "translated.h":
+            digest.update(file.name.encode() + file.read_bytes())
+    library = paths.BUILD / f"test-runtime-{digest.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    paths.BUILD.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=paths.BUILD) as folder:
+        header = Path(folder) / "runtime.h"
+        header.write_text('#include "state.h"\n')
+        subprocess.run(["g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+        objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
+        for source, target in zip(SOURCES, objects, strict=True):
+            subprocess.run(["g++", *FLAGS, "-include", header, "-c", source, "-o", target], check=True)
+        partial = Path(folder) / library.name
+        subprocess.run(["g++", "-shared", "-o", partial, *objects], check=True)
+        partial.replace(library)
+    return library
+
+
+class Machine:
+    """The kernels of one PTX module."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        self.text = text if ".version" in text else HEADER + text
+        source, library = folder / "kernels.cpp", folder / "kernels.so"
+        source.write_text(translate.translate(self.text) + LAUNCHER)
+        runtime = runtime_library()
+        link = ["-shared", "-Wl,--no-undefined", str(runtime), f"-Wl,-rpath,{runtime.parent}"]
+        subprocess.run(["g++", *FLAGS, source, "-o", library, *link], check=True)
+        self._library = ctypes.CDLL(str(library))
+        self._library.test_launch.restype = ctypes.c_char_p
+        self._library.emu_alloc.restype = ctypes.c_void_p
+        self._library.emu_alloc.argtypes = [ctypes.c_size_t]
+        self._library.emu_free.argtypes = [ctypes.c_void_p]
+
+    def emitters(self) -> set[str]:
+        """The names of the emitters that the module's instructions need."""
+        return self.emitters_of(self.text)
+
+    @staticmethod
+    def emitters_of(text: str) -> set[str]:
+        """The names of the emitters that the instructions of a PTX text need."""
+        bodies = [f.body for f in ptx.parse(text).functions if f.body]
+        found = (find_emitter(i) for body in bodies for i in ptx.instructions(body))
+        return {emitter.name for emitter, _ in filter(None, found)}
+
+    def alloc(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A copy of the array in memory that kernels may access; it lives as long as the process."""
+        pointer = self._library.emu_alloc(max(array.nbytes, 1))
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(pointer))
+        copy: np.ndarray[Any, Any] = raw.view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        return copy
+
+    def launch(
+        self,
+        kernel: str,
+        *arguments: np.ndarray[Any, Any] | int | bytes,
+        threads: int = 32,
+        blocks: int = 1,
+        shared: int = 0,
+    ) -> str:
+        """Runs a kernel on arrays of alloc(), 64-bit integers and raw parameters; returns the emulator's log."""
+        values = [_argument(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*(value.ctypes.data for value in values))
+        shape = (ctypes.c_uint * 2)(blocks, threads)
+        return str(self._library.test_launch(kernel.encode(), shape, shared, pointers).decode())
+
+    def tensor_map(
+        self, array: np.ndarray[Any, Any], dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
+    ) -> bytes:
+        """A tensor map of `array`: innermost axis first, strides in bytes from the second axis on."""
+        buffer, rank = ctypes.create_string_buffer(128), len(dims)
+        base = ctypes.c_void_p(array.ctypes.data)
+        self._library.test_encode(
+            buffer,
+            rank,
+            array.itemsize,
+            base,
+            (ctypes.c_ulong * rank)(*dims),
+            (ctypes.c_ulong * max(rank - 1, 1))(*strides),
+            (ctypes.c_uint * rank)(*box),
+            swizzle,
+        )
+        return buffer.raw
+
+
+def _argument(argument: np.ndarray[Any, Any] | int | bytes) -> np.ndarray[Any, Any]:
+    """The parameter in memory, aligned to 64 bytes as a tensor map must be."""
+    if isinstance(argument, np.ndarray):
+        argument = argument.ctypes.data
+    raw = argument.to_bytes(8, "little") if isinstance(argument, int) else argument
+    buffer = np.zeros(len(raw) + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    buffer[start : start + len(raw)] = np.frombuffer(raw, np.uint8)
+    return buffer[start:]

@@ -1,0 +1,66 @@
+"""`flashladder emulate`: a program that is not ours runs, and what is wrong with it is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashladder import paths
+from flashladder.errors import Exit
+
+EXAMPLE = paths.ROOT / "examples" / "block_sum.cu"
+
+
+def _emulate(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flashladder", "emulate", *arguments[:-1], str(file), *arguments[-1:]]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("schedule", ["fifo", "priority"])
+def test_the_example_runs(schedule: str) -> None:
+    done = _emulate(EXAMPLE, "--schedule", schedule, "5000")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sum 14995, expected 14995\n"
+    assert "emulated: 4 blocks" in done.stderr
+
+
+def test_a_race_is_reported_with_both_lines_and_an_exit_code(tmp_path: Path) -> None:
+    racy = tmp_path / "racy.cu"
+    racy.write_text(EXAMPLE.read_text().replace("#define RACY 0", "#define RACY 1"))
+    done = _emulate(racy, "500")
+    assert done.returncode == Exit.INCORRECT
+    assert "race" in done.stderr
+    assert "racy.cu:" in done.stderr
+
+
+def test_an_out_of_bounds_access_names_kernel_line_and_thread(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.cu"
+    bad.write_text(EXAMPLE.read_text().replace("sum += x[i];", "sum += x[i + 1];"))
+    done = _emulate(bad, "512")
+    assert done.returncode != 0
+    for part in ("block_sum", "bad.cu:", "thread (", "ld.global"):
+        assert part in done.stderr
+
+
+def test_a_program_that_does_not_compile_is_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "broken.cu"
+    bad.write_text("int main() { return x; }\n")
+    done = _emulate(bad, "1")
+    assert done.returncode == Exit.BUILD
+    assert "broken cannot be emulated" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_instruction_that_is_not_modelled_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "unmodelled.cu"
+    bad.write_text(
+        '__global__ void k(unsigned* p) { asm volatile("bmsk.clamp.b32 %0, %0, 3;" : "+r"(*p)); }\n'
+        "int main() { k<<<1, 1>>>(nullptr); return 0; }\n"
+    )
+    done = _emulate(bad, "1")
+    assert done.returncode == Exit.BUILD
+    assert "bmsk" in done.stderr
+    assert "Traceback" not in done.stderr

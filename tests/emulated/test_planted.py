@@ -1,0 +1,63 @@
+"""Planted bugs in real rungs: each must be reported. And every synchronisation, deleted, must be missed."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flashladder.emulator.device import SCHEDULES, Options
+from flashladder.inputs import edge_cases
+from flashladder.ladder import load_ladder
+from tests.emulated import mutants
+
+pytestmark = [pytest.mark.mutants, pytest.mark.timeout(1800)]
+LADDER = load_ladder()
+CASES = [c for c in edge_cases("fp16", 64) if c.family in ("edge", "values") and c.values in ("normal", "outlier")]
+OPTIONS = [Options(schedule=s, async_timing="late", seed=1) for s in SCHEDULES]
+EQUIVALENT = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text())
+"""Mutant -> why the program without that statement is the same program."""
+
+BUGS = {
+    "missing barrier after the tile's load": (
+        "r03_warp_reduce",
+        "smem.v, v, p.v_strides.row, n0, p.seq_k);\n    __syncthreads();",
+        "smem.v, v, p.v_strides.row, n0, p.seq_k);",
+        None,
+    ),
+    "missing zero-fill of V": ("r03_warp_reduce", "first + row < rows ? source", "true ? source", None),
+    "mask one key too far": (
+        "r05_swizzle",
+        "query + p.seq_k - p.seq_q + 1",
+        "query + p.seq_k - p.seq_q + 2",
+        "tensor.cuh",
+    ),
+    "last key dropped": ("r04_vector_io", "n0 + lane < visible_keys", "n0 + lane + 1 < visible_keys", None),
+    "swapped parts of O": (
+        "r05_swizzle",
+        "uint4*>(out)[part + kParts * i]",
+        "uint4*>(out)[(part ^ 1) + kParts * i]",
+        None,
+    ),
+    "reader does not swizzle": ("r05_swizzle", "smem.k[lane][place(lane, chunk)]", "smem.k[lane][chunk]", None),
+    "maximum not carried": ("r03_warp_reduce", "new_max = fmaxf(old_max, warp_max(t))", "new_max = warp_max(t)", None),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_reported(name: str, tmp_path: Path) -> None:
+    rung, old, new, header = BUGS[name]
+    mutant = mutants.replaced(LADDER[rung], name, old, new, header)
+    (library,) = mutants.build([mutant], tmp_path)
+    assert mutants.noticed(library, CASES, OPTIONS[:1]) is not None
+
+
+@pytest.mark.parametrize("rung", [r.id for r in LADDER.rungs])
+def test_every_synchronisation_is_needed(rung: str, tmp_path: Path) -> None:
+    found = list(mutants.without_each_synchronisation(LADDER[rung]))
+    libraries = mutants.build(found, tmp_path)
+    survivors = [
+        m.name for m, library in zip(found, libraries, strict=True) if not mutants.noticed(library, CASES, OPTIONS)
+    ]
+    assert [name for name in survivors if name not in EQUIVALENT] == []
