@@ -270,7 +270,9 @@ inline u32 permute(u32 a, u32 b, u32 selector) {
 }
 
 inline u32 lop3(u32 a, u32 b, u32 c, u32 table) {
-  const auto row = [&](u32 i) { return (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c) & (0 - (table >> i & 1)); };
+  const auto row = [&](u32 i) {
+    return (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c) & (0 - (table >> i & 1));
+  };
   return row(0) | row(1) | row(2) | row(3) | row(4) | row(5) | row(6) | row(7);
 }
 
