@@ -16,6 +16,7 @@ import numpy as np
 from flashladder import paths
 from flashladder.emulator import ptx, translate
 from flashladder.emulator.emitter import find_emitter
+from flashladder.toolchain import find_cuda_tool
 
 RUNTIME = Path(translate.__file__).parent / "runtime"
 # cudart.cpp stands in for libcudart and needs the toolkit's headers; snippets are launched without it.
@@ -69,6 +70,17 @@ def runtime_library() -> Path:
         subprocess.run(["g++", "-shared", "-o", partial, *objects], check=True)
         partial.replace(library)
     return library
+
+
+def assemble(text: str, folder: Path) -> None:
+    """Has ptxas accept the PTX: what it refuses cannot be tested against anything."""
+    ptxas = find_cuda_tool("ptxas")
+    assert ptxas is not None
+    source = folder / "kernels.ptx"
+    source.write_text(text)
+    command = [str(ptxas), "-arch=sm_90a", "-O0", str(source), "-o", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 class Machine:

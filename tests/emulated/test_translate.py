@@ -17,7 +17,7 @@ from flashladder.emulator.ptx import PtxError
 from flashladder.emulator.translate import translate
 from flashladder.toolchain import find_nvcc
 from tests.emulated import test_instructions
-from tests.emulated.ptx_machine import HEADER, Machine
+from tests.emulated.ptx_machine import HEADER, Machine, assemble
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +49,7 @@ MEMORY = (
 .shared .align 4 .b8 common[128];
 .extern .shared .align 16 .b8 dynamic[];
 .extern .func (.param .b32 func_retval0) vprintf (.param .b64 a, .param .b64 b);
+.extern .func __assertfail (.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);
 .func (.param .b32 result) helper(.param .b32 number, .param .b64 address, .param .align 16 .b8 four[16])
 {
 .reg .b32 r<8>; .reg .b64 x<3>; .reg .pred p;
@@ -250,9 +251,10 @@ ATOMIC_KERNELS = (
 again: atom.global.cas.b32 r1, [out], 0, 1; setp.ne.u32 p, r1, 0; @p bra again;
 ld.global.u32 r2, [out+4]; add.u32 r2, r2, tid; st.global.u32 [out+4], r2;
 atom.global.exch.b32 r3, [out], 0;
-cvt.rn.f32.u32 f1, tid; atom.global.add.f32 f2, [out+8], f1; red.global.add.noftz.f16x2 [out+12], 1006632960;
+cvt.rn.f32.u32 f1, tid; atom.global.add.f32 f2, [out+8], f1; mov.u32 r5, 1006632960;
+red.global.add.noftz.f16x2 [out+12], r5; mov.u32 r5, 1065353216;
 atom.global.add.u64 x1, [out+16], 4294967297; red.global.add.f64 [out+24], 0d3FF0000000000000;
-atom.add.noftz.bf16x2 r4, [out+32], 1065353216;
+atom.add.noftz.bf16x2 r4, [out+32], r5;
 """,
     )
 )
@@ -421,11 +423,11 @@ st.global.u32 [mine+768], r8;
         "products",
         """
 ld.param.u64 x1, [in_param]; mad.wide.u32 x1, tid, 48, x1; ld.global.v4.u32 {r1, r2, r3, r4}, [x1];
-ld.global.v2.u32 {r5, r6}, [x1+16]; ld.global.v4.f32 {f1, f2, f3, f4}, [x1+32];
+ld.global.v2.u32 {r5, r6}, [x1+16]; mov.u32 r9, 0; ld.global.v4.f32 {f1, f2, f3, f4}, [x1+32];
 mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {f5, f6, f7, f8}, {r1, r2, r3, r4}, {r5, r6}, {f1, f2, f3, f4};
 mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {f5, f6, f7, f8}, {r1, r2}, {r5}, {f5, f6, f7, f8};
 mad.wide.u32 x2, tid, 32, out; st.global.v4.f32 [x2], {f5, f6, f7, f8};
-mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {r7, r8}, {r1, r2, r3, r4}, {r5, r6}, {0, 0};
+mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {r7, r8}, {r1, r2, r3, r4}, {r5, r6}, {r9, r9};
 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f1, f2, f3, f4}, {r1, r2, r3, r4}, {r5, r6}, {f1, f2, f3, f4};
 st.global.v2.u32 [x2+16], {r7, r8};
 """,
@@ -779,6 +781,11 @@ def test_every_emitter_is_run(memory: Machine, warps: Machine, ampere: Machine, 
     texts = [test_instructions.kernel_text(c) for cases in test_instructions.GROUPS.values() for c in cases()]
     used |= Machine.emitters_of(HEADER + "\n".join(texts) + ATOMIC_KERNELS)
     assert set(REGISTRY) == used
+
+
+@pytest.mark.parametrize("text", [MEMORY, ATOMIC_KERNELS, WARPS, AMPERE, HOPPER])
+def test_the_kernels_are_legal(text: str, tmp_path: Path) -> None:
+    assemble(HEADER + text, tmp_path)
 
 
 def test_the_documentation_lists_every_emitter() -> None:

@@ -113,6 +113,7 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
         lines.append(f"build {objects[-1]}: runtime {ninja.relative(file)}")
     for t in targets:
         stem, source = f"build/{t.stem}", ninja.relative(t.source)
+        # The program's object comes last: its findings are printed before the runtime's log is destroyed.
         rule, extra = ("link", binding) if t.bound else ("link_program", f"{runtime}-program.o")
         lines += [
             f"build {stem}.ptx: ptx {source}",
@@ -121,7 +122,7 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
             f"  arch = {t.arch}",
             f"build {stem}.cpp: translate {stem}.ptx",
             f"build {stem}.o: kernel {stem}.cpp",
-            f"build {ninja.relative(t.library)}: {rule} {stem}.host.o {stem}.o {extra} {' '.join(objects)}",
+            f"build {ninja.relative(t.library)}: {rule} {stem}.host.o {stem}.o {' '.join(objects)} {extra}",
         ]
     return lines
 
