@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from flashladder import build as building
-from flashladder import diagnose, doctor, machine, paths, report, rundir, tables
+from flashladder import diagnose, doctor, machine, paths, report, rundir, summary, tables
 from flashladder.arms import ArmSpec
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
@@ -248,7 +248,7 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     With `check_only` nothing is written and DriftError names the files that differ.
     """
     ladder = load_ladder()
-    pinned = out is None and run.path.name == rundir.pinned_id()
+    pinned = out is None and summary.is_pinned(run)
     if pinned:
         root, readme = paths.ROOT, (paths.ROOT / report.README).read_text()
         files = report.generate(run, ladder, readme=readme)
@@ -270,4 +270,4 @@ def terminal_table(run: RunDir) -> str:
     table = tables.ablation(diagnose.load_results(run, load_ladder()), run.builds(), run.info)
     narrow = table.without("change", *tables.RESOURCE_COLUMNS)
     cell = load_ladder().reference
-    return f"{cell.id}\n{tabulate(narrow.rows, narrow.columns, 'simple', disable_numparse=True)}"
+    return f"{cell.id}\n{tables.terminal(narrow)}"

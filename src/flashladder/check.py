@@ -67,7 +67,7 @@ def _stats(x: Any, y: Any) -> tuple[float, float]:
     return float(xp.max(difference)), float(xp.sqrt(xp.mean(difference * difference)))
 
 
-def _same_specials(x: Any, y: Any) -> bool:
+def same_specials(x: Any, y: Any) -> bool:
     """NaN and each infinity stand in the same places."""
     xp = array_namespace(x, y)
     same_nan = xp.all(xp.isnan(x) == xp.isnan(y))
@@ -98,9 +98,9 @@ def distance(o: Any, lse: Any | None, oracle: tuple[Any, Any], unfused: tuple[An
         lse_max=lse_max if np.isfinite(lse_max) else float("inf"),
     )
     fault = None
-    if not _same_specials(o, oracle[0]):
+    if not same_specials(o, oracle[0]):
         fault = "NaN or infinities of O are not where the oracle has them"
-    elif lse is not None and not _same_specials(lse, oracle[1]):
+    elif lse is not None and not same_specials(lse, oracle[1]):
         fault = "NaN or infinities of the LSE are not where the oracle has them"
     else:
         for field in ("o_max", "o_rms", "lse_max"):
@@ -120,7 +120,7 @@ class _Tensors:
     lse: Placed
 
 
-def _allocate(case: Case, memory: Memory) -> _Tensors:
+def allocate(case: Case, memory: Memory) -> _Tensors:
     s = case.cell.shape
     layout = LAYOUTS[case.layout]
     q_layout = LAYOUTS["bhsd"] if layout.kv_only else layout
@@ -141,7 +141,7 @@ def _call(arm: Arm, case: Case, t: _Tensors) -> tuple[Any, Any | None]:
     return arm(t.q.view, t.k.view, t.v.view, t.o.view, t.lse.view, case.softmax_scale, case.cell.causal)
 
 
-def _round(
+def run_round(
     arm: Arm, case: Case, memory: Memory, tensors: _Tensors, values: Values, poison: float
 ) -> tuple[Any, Any | None, str | None]:
     """One run: O, LSE and a fault found around them (guards, mutated inputs)."""
@@ -222,11 +222,11 @@ def check_case(arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[
             seed=seed,
         )
 
-    tensors = _allocate(case, memory)
+    tensors = allocate(case, memory)
     found: Distance | None = None
     for number, (problem, poison) in enumerate(zip(problems, POISONS, strict=True)):
         try:
-            o, lse, fault = _round(arm, case, memory, tensors, problem.values, poison)
+            o, lse, fault = run_round(arm, case, memory, tensors, problem.values, poison)
         except (ValueError, TypeError, NotImplementedError) as error:
             return record("unsupported", first_line(error))
         except Exception as error:

@@ -14,7 +14,7 @@ import click
 from tabulate import tabulate
 from tqdm import tqdm
 
-from flashladder import __version__, ablation, doctor, emulation, machine, rundir, summary
+from flashladder import __version__, ablation, agreement, doctor, emulation, machine, rundir, summary, tables
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import Exit, FlashladderError
@@ -157,24 +157,40 @@ def _emulation_options(command: F) -> F:
 @main.command()
 @_filters
 @_gpu_options
-@click.option("--on", "where", type=click.Choice(["gpu", "cpu"]), default="gpu", show_default=True, help="Where.")
+@click.option(
+    "--on", "where", type=click.Choice(["gpu", "cpu", "both"]), default="gpu", show_default=True, help="Where."
+)
 @click.option("--case", "only", multiple=True, metavar="ID", help="Only this case of the gate (cpu); repeatable.")
 @_emulation_options
 def check(where: str, only: tuple[str, ...], schedule: Schedule, races: str, **kwargs: Any) -> None:
-    """Run the correctness gate, on the GPU or, emulated, on the CPU."""
+    """Run the correctness gate, on the GPU or, emulated, on the CPU; or run its small cases on both and compare."""
     selection = _selection(kwargs)
+    options = Options(schedule=schedule, races=races == "on", seed=selection.seed)
     if where == "cpu":
-        options = Options(schedule=schedule, races=races == "on", seed=selection.seed)
         _check_on_cpu(emulation.open_check(selection, options, only))
         return
     session = ablation.open_session(selection)
     with _bar("build", "step") as progress:
         session.build(progress)
+    if where == "both":
+        _compare(session, emulation.beside(session, selection, options, only))
+        return
     with _bar("check", "case") as progress:
         records = session.check(progress)
     click.echo(ablation.check_table(records))
     click.echo(f"records: {session.run.path}")
     session.raise_on_failures()
+
+
+def _compare(session: ablation.Session, emulated: emulation.CpuCheck) -> None:
+    with _bar("emulate", "step") as progress:
+        emulated.build(progress)
+    with _bar("compare", "case") as progress:
+        records = emulated.compare(session.specs, progress)
+    click.echo(tables.terminal(tables.agreement(records)))
+    click.echo(f"a share is of the tolerance: {agreement.TOLERANCE}")
+    click.echo(f"records: {session.run.path}")
+    emulated.raise_on_disagreement(records)
 
 
 def _check_on_cpu(session: emulation.CpuCheck) -> None:

@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flashladder import machine, paths
-from flashladder.ablation import Selection
+from flashladder.ablation import Selection, Session
 from flashladder.arms import ArmSpec
 from flashladder.emulator.device import ASYNC_TIMINGS, SCHEDULES, Options
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.errors import Exit, FlashladderError
 from flashladder.inputs import Case, Family, edge_cases
 from flashladder.ladder import load_ladder
-from flashladder.model import CheckRecord, DtypeName, Rung, RunInfo
+from flashladder.model import Agreement, CheckRecord, DtypeName, Rung, RunInfo
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
-from flashladder.stages import check_items
-from flashladder.worker import CheckItem, CheckJob
+from flashladder.stages import check_items, compare_with_emulator
+from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
 MAX_WORK = 4_000_000
 """Largest batch x heads x rows x keys x head_dim, tiles filled up: about two seconds on a core, races looked for."""
@@ -87,32 +87,62 @@ class CpuCheck:
         self.records = [r for r in records if r.case in wanted and r.sha256 in binaries]
         return self.records
 
+    def compare(self, gpu: Sequence[ArmSpec], progress: Progress = silent) -> list[Agreement]:
+        """Run the cases on the GPU and here, rungs side by side; returns the records of these rungs."""
+        on_gpu = {spec.name: spec for spec in gpu}
+        items = [
+            AgreementItem(gpu=on_gpu[spec.name], emulated=spec, case=case)
+            for case in self.cases
+            for spec in self.specs
+            if spec.name in on_gpu
+        ]
+        job = AgreementJob(items=(), seed=self.seed, emulation=self.options)
+        return compare_with_emulator(self.run, items, job, progress, workers=os.cpu_count() or 1)
+
+    def raise_on_disagreement(self, records: Sequence[Agreement]) -> None:
+        """Raise, with the command that repeats it, when GPU and emulator disagree on a case."""
+        if bad := [r for r in records if r.status == "differs"]:
+            raise self._incorrect(len(bad), bad[0], "both")
+
     def raise_on_failures(self) -> None:
         """Raise, with the command that repeats it, when a case failed."""
         bad = [r for r in self.records if r.status not in ("pass", "unsupported")]
         if bad:
-            first, o = bad[0], self.options
-            again = (
-                f"flashladder check --on cpu --rung {first.arm} --dtype {first.cell.dtype} --case {first.case} "
-                f"--schedule {o.schedule} --seed {self.seed} --races {'on' if o.races else 'off'}"
-            )
-            error = FlashladderError(f"{len(bad)} cases failed; the first: {first.reason}; repeat it with: {again}")
-            error.exit_code = Exit.INCORRECT
-            raise error
+            raise self._incorrect(len(bad), bad[0], "cpu")
+
+    def _incorrect(self, count: int, first: CheckRecord | Agreement, where: str) -> FlashladderError:
+        o = self.options
+        again = (
+            f"flashladder check --on {where} --rung {first.arm} --dtype {first.cell.dtype} --case {first.case} "
+            f"--schedule {o.schedule} --seed {self.seed} --races {'on' if o.races else 'off'}"
+        )
+        error = FlashladderError(f"{count} cases failed; the first: {first.reason}; repeat it with: {again}")
+        error.exit_code = Exit.INCORRECT
+        return error
 
 
-def open_check(selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
-    """The rungs, cases and run directory of an emulated check.
+def select_cases(selection: Selection, only: Sequence[str] = ()) -> list[Case]:
+    """The cases that pass the filters; of these those named in `only`, if any.
 
     Raises FlashladderError when a filter leaves no case or names none.
     """
     cases = cpu_cases(selection)
+    if not cases:
+        raise FlashladderError("no case of the gate passes these filters; loosen --shape, --dtype or --mask")
     unknown = [name for name in only if name not in {case.id for case in cases}]
     if unknown:
         raise FlashladderError(f"no case {unknown[0]!r} under these filters; expected one such as {cases[0].id}")
-    cases = [case for case in cases if not only or case.id in only]
-    if not cases:
-        raise FlashladderError("no case of the gate passes these filters; loosen --shape, --dtype or --mask")
+    return [case for case in cases if not only or case.id in only]
+
+
+def beside(session: Session, selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
+    """The emulated counterpart of a run on the GPU, for compare(); raises as select_cases() does."""
+    return CpuCheck(session.run, session.rungs, select_cases(selection, only), options, selection.seed)
+
+
+def open_check(selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
+    """The rungs, cases and run directory of an emulated check; raises as select_cases() does."""
+    cases = select_cases(selection, only)
     commit, dirty = machine.git_state()
     name = f"{options.schedule}-{selection.seed}-{'races' if options.races else 'plain'}"
     run = RunDir(selection.out or paths.RESULTS / "cpu" / name)

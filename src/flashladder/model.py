@@ -237,6 +237,28 @@ class CheckRecord(Record, frozen=True, kw_only=True):
     seed: int
 
 
+class Agreement(Record, frozen=True, kw_only=True):
+    """What a GPU and the emulator made of the same case and inputs. Shares are of the tolerance (agreement.py)."""
+
+    arm: str
+    sha256: str | None
+    """Binary that ran on the GPU."""
+    case: str
+    cell: Cell
+    seed: int
+    exact: bool
+    """The case's arithmetic is exact: O must have the same bits."""
+    status: Literal["same bits", "within tolerance", "differs", "unsupported"]
+    """"same bits" speaks of O; the LSE is always within its tolerance then."""
+    reason: str | None = None
+    elements: int = 0
+    """Of O."""
+    equal: int = 0
+    """Elements of O with the same bits."""
+    o_share: float = 0.0
+    lse_share: float = 0.0
+
+
 class BlockTelemetry(Record, frozen=True, kw_only=True, array_like=True):
     """NVML readings taken after one block of samples; recorded as an array in this order."""
 

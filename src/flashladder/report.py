@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashladder import figures, stats, tables
+from flashladder.agreement import TOLERANCE
 from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, load_results
 from flashladder.errors import FlashladderError
 from flashladder.ladder import Ladder, load_presets, preset_cells
-from flashladder.model import ArmStats, BuildRecord, Cell, Comparison, RunInfo
+from flashladder.model import Agreement, ArmStats, BuildRecord, Cell, Comparison, RunInfo
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
 from flashladder.tables import latex_escape, markdown, markdown_escape, number, shape
@@ -37,6 +38,7 @@ class _Document:
     info: RunInfo
     results: Results
     builds: list[BuildRecord]
+    agreements: list[Agreement]
     figures: str
     """Folder of the figures, relative to the document, "" or with a final slash."""
 
@@ -48,7 +50,7 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
     all files are flat. Raises FlashladderError when the run has no diagnosis or the README lacks its markers.
     """
     folder = "" if readme is None else "paper/generated/"
-    document = _Document(run.info, load_results(run, ladder), run.builds(), folder)
+    document = _Document(run.info, load_results(run, ladder), run.builds(), run.agreements(), folder)
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document),
         f"{folder}ablation.tex": _tex(_ablation(document, reasons=False).without("change", *tables.RESOURCE_COLUMNS)),
@@ -132,9 +134,22 @@ def _report(document: _Document) -> str:
         "## TFLOP/s by shape",
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
         _image(document, "scaling"),
+        *_agreement(document),
         "## What has no numbers, and why",
         markdown(failures) if failures.rows else "Everything was timed in every cell.",
     )
+
+
+def _agreement(document: _Document) -> list[str]:
+    """How the emulator's answers compare with this GPU's."""
+    if not document.agreements:
+        return []
+    return [
+        "## The emulator against this GPU",
+        "The same cases and inputs on both. Where every weight is 1, O must have the same bits; elsewhere the "
+        f"approximate 2^x and log2 differ, and allowed is: {TOLERANCE}. A share is the largest distance over that.",
+        markdown(tables.agreement(document.agreements)),
+    ]
 
 
 def _method(document: _Document) -> list[str]:

@@ -16,13 +16,14 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import BuildRecord, CellTiming, CheckRecord, Diagnosis, RunInfo
+from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, RunInfo
 
 T = TypeVar("T")
 
 STAGES: dict[str, object] = {
     "build": BuildRecord,
     "check": CheckRecord,
+    "agreement": Agreement,
     "timing": CellTiming,
     "diagnosis": Diagnosis,
 }
@@ -56,6 +57,9 @@ class RunDir:
 
     def checks(self) -> list[CheckRecord]:
         return list({(r.arm, r.case): r for r in self._read("check", CheckRecord)}.values())
+
+    def agreements(self) -> list[Agreement]:
+        return list({(r.arm, r.case): r for r in self._read("agreement", Agreement)}.values())
 
     def timings(self) -> list[CellTiming]:
         return list({r.cell.id: r for r in self._read("timing", CellTiming)}.values())

@@ -12,12 +12,16 @@ from flashladder import build as building
 from flashladder import flops
 from flashladder.arms import PEERS, ArmSpec
 from flashladder.check import refusal
+from flashladder.errors import FlashladderError
 from flashladder.inputs import Case, edge_cases, suite_cases
 from flashladder.ladder import CONTROL, Ladder, load_shapes
-from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung
+from flashladder.model import Agreement, BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.worker import (
+    AgreementDone,
+    AgreementItem,
+    AgreementJob,
     At,
     CheckDone,
     CheckItem,
@@ -147,6 +151,45 @@ def _casualty(item: CheckItem, outcome: Outcome, seed: int) -> CheckRecord:
         reason=outcome.detail,
         seed=seed,
     )
+
+
+def compare_with_emulator(
+    run: RunDir, items: Sequence[AgreementItem], job: AgreementJob, progress: Progress = silent, workers: int = 1
+) -> list[Agreement]:
+    """Run on the GPU and in the emulator the items that are not recorded; returns all records of these arms.
+
+    Raises FlashladderError when a child ends early.
+    """
+    done = {(r.arm, r.sha256, r.case) for r in run.agreements()}
+    todo = [item for item in items if (item.gpu.name, item.gpu.sha256, item.case.id) not in done]
+    names = list(dict.fromkeys(item.gpu.name for item in items))
+    finished = len(items) - len(todo)
+    lock = Lock()
+
+    def on_message(message: Message) -> None:
+        nonlocal finished
+        if isinstance(message, AgreementDone):
+            with lock:
+                run.append("agreement", message.record)
+                finished += 1
+                progress(finished, len(items), message.record.arm)
+
+    def drain(share: tuple[AgreementItem, ...]) -> None:
+        outcome = supervise(msgspec.structs.replace(job, items=share), on_message)
+        if outcome.end != "finished":
+            item = share[outcome.at.item if outcome.at else 0]
+            raise FlashladderError(f"{item.gpu.name} on {item.case.id}: {outcome.end}: {outcome.detail}")
+
+    progress(finished, len(items), "")
+    shares = [tuple(item for item in todo if names.index(item.gpu.name) % workers == n) for n in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for drained in [pool.submit(drain, share) for share in shares if share]:
+                drained.result()
+        except BaseException:
+            kill_children()
+            raise
+    return [r for r in run.agreements() if r.arm in names]
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from flashladder import flops
 from flashladder.diagnose import Results
 from flashladder.ladder import gpu_named
 from flashladder.model import (
+    Agreement,
     ArmStats,
     BuildRecord,
     Cell,
@@ -44,6 +45,11 @@ def markdown(table: Table) -> str:
     """A GitHub table, without a final newline."""
     rows = [[markdown_escape(cell) for cell in row] for row in table.rows]
     return tabulate(rows, [markdown_escape(c) for c in table.columns], "github", disable_numparse=True)
+
+
+def terminal(table: Table) -> str:
+    """Columns aligned with spaces, without a final newline."""
+    return tabulate(table.rows, table.columns, "simple", disable_numparse=True)
 
 
 def latex(table: Table) -> str:
@@ -273,6 +279,28 @@ def failures(results: Results) -> Table:
 
 def _common(reasons: Sequence[str]) -> str:
     return reasons[0] if len(set(reasons)) == 1 else f"for example: {reasons[0]}"
+
+
+def agreement(records: Sequence[Agreement]) -> Table:
+    """The emulator against the GPU: a row a rung. Shares are of the tolerance."""
+    rows = []
+    for arm in dict.fromkeys(r.arm for r in records):
+        mine = [r for r in records if r.arm == arm and r.status != "unsupported"]
+        exact = [r for r in mine if r.exact]
+        elements = sum(r.elements for r in mine)
+        rows.append(
+            (
+                arm,
+                str(len(mine)),
+                f"{sum(r.status == 'same bits' for r in exact)} of {len(exact)}",
+                str(sum(r.status == "differs" for r in mine)),
+                f"{100 * sum(r.equal for r in mine) / elements:.2f}" if elements else NOT_APPLICABLE,
+                f"{max((r.o_share for r in mine), default=0.0):.2f}",
+                f"{max((r.lse_share for r in mine), default=0.0):.2f}",
+            )
+        )
+    columns = ("rung", "cases", "exact cases with the same bits", "differ", "% of O with the same bits")
+    return Table((*columns, "largest share, O", "largest share, LSE"), tuple(rows))
 
 
 def predictions(results: Results) -> Table:

@@ -20,12 +20,13 @@ from typing import Literal
 
 import msgspec
 
+from flashladder.agreement import compare
 from flashladder.arms import ArmSpec, open_arm
 from flashladder.arrays import Memory
-from flashladder.check import Arm, Problem, check_case, pose
+from flashladder.check import Arm, Problem, check_case, pose, seed_of
 from flashladder.emulator.device import Options
-from flashladder.inputs import Case
-from flashladder.model import Cell, CellTiming, CheckRecord, L2Mode, Preset, Record, Status
+from flashladder.inputs import Case, values_of
+from flashladder.model import Agreement, Cell, CellTiming, CheckRecord, L2Mode, Preset, Record, Status
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -56,7 +57,19 @@ class TimingJob(Record, frozen=True, kw_only=True, tag="timing"):
     """Least seconds a FLOP that an arm/head_dim was seen to take: lets hopeless cells be skipped unlaunched."""
 
 
-Job = CheckJob | TimingJob
+class AgreementItem(Record, frozen=True, kw_only=True):
+    gpu: ArmSpec
+    emulated: ArmSpec
+    case: Case
+
+
+class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
+    items: tuple[AgreementItem, ...]
+    seed: int
+    emulation: Options
+
+
+Job = CheckJob | AgreementJob | TimingJob
 
 
 class At(Record, frozen=True, kw_only=True, tag="at"):
@@ -70,6 +83,10 @@ class CheckDone(Record, frozen=True, kw_only=True, tag="check"):
     record: CheckRecord
 
 
+class AgreementDone(Record, frozen=True, kw_only=True, tag="agreement"):
+    record: Agreement
+
+
 class TimingDone(Record, frozen=True, kw_only=True, tag="timing"):
     record: CellTiming
 
@@ -78,7 +95,7 @@ class Finished(Record, frozen=True, kw_only=True, tag="finished"):
     pass
 
 
-Message = At | CheckDone | TimingDone | Finished
+Message = At | CheckDone | AgreementDone | TimingDone | Finished
 Emit = Callable[[Message], None]
 
 
@@ -96,38 +113,50 @@ class Outcome(Record, frozen=True, kw_only=True):
 Opened = tuple[Arm, Memory]
 
 
-def _opener(job: CheckJob) -> tuple[Memory, Callable[[ArmSpec], Opened]]:
-    """Where problems are posed, and how an arm is opened with the memory that its kernels use."""
-    from flashladder.arrays import CudaMemory, HostMemory
+class _Opener:
+    """Opens each arm once, with the memory that its kernels use."""
 
-    if job.emulation is None:
-        memory = CudaMemory()
-        return memory, lambda spec: (open_arm(spec), memory)
-    from flashladder.emulator.device import EmulatedArm, EmulatedMemory, Emulator
+    def __init__(self, emulation: Options | None) -> None:
+        from flashladder.arrays import CudaMemory, HostMemory
 
-    options = job.emulation
+        self.emulation = emulation
+        self.memory: Memory = CudaMemory() if emulation is None else HostMemory()
+        """Where problems are posed."""
+        self._opened: dict[str, Opened] = {}
 
-    def open_emulated(spec: ArmSpec) -> Opened:
+    def __call__(self, spec: ArmSpec) -> Opened:
+        if spec.name not in self._opened:
+            self._opened[spec.name] = self._open(spec)
+        return self._opened[spec.name]
+
+    def _open(self, spec: ArmSpec) -> Opened:
+        if self.emulation is None:
+            return open_arm(spec), self.memory
+        from flashladder.emulator.device import EmulatedArm, EmulatedMemory, Emulator
+
         assert spec.library is not None
-        return EmulatedArm(spec), EmulatedMemory(Emulator(Path(spec.library)), options)
-
-    return HostMemory(), open_emulated
+        return EmulatedArm(spec), EmulatedMemory(Emulator(Path(spec.library)), self.emulation)
 
 
 def _run_checks(job: CheckJob, emit: Emit) -> None:
-    posing, open_one = _opener(job)
-    opened: dict[str, Opened] = {}
+    opened = _Opener(job.emulation)
     posed: tuple[Case, tuple[Problem, ...]] | None = None
     for number, item in enumerate(job.items):
         emit(At(item=number, arm=item.arm.name))
         if posed is None or posed[0] != item.case:
-            posed = item.case, pose(item.case, posing, job.seed)
-        if item.arm.name not in opened:
-            opened[item.arm.name] = open_one(item.arm)
-        arm, memory = opened[item.arm.name]
+            posed = item.case, pose(item.case, opened.memory, job.seed)
+        arm, memory = opened(item.arm)
         with arm.context():
             record = check_case(arm, item.case, memory, job.seed, posed[1])
         emit(CheckDone(record=record))
+
+
+def _run_agreements(job: AgreementJob, emit: Emit) -> None:
+    gpu, emulated = _Opener(None), _Opener(job.emulation)
+    for number, item in enumerate(job.items):
+        emit(At(item=number, arm=item.gpu.name))
+        values = values_of(item.case, seed_of(item.case, job.seed))
+        emit(AgreementDone(record=compare(gpu(item.gpu), emulated(item.emulated), item.case, values, job.seed)))
 
 
 def _run_timings(job: TimingJob, emit: Emit) -> None:
@@ -155,6 +184,8 @@ def main() -> None:
 
         if isinstance(job, CheckJob):
             _run_checks(job, emit)
+        elif isinstance(job, AgreementJob):
+            _run_agreements(job, emit)
         else:
             _run_timings(job, emit)
         emit(Finished())

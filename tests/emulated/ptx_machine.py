@@ -83,6 +83,13 @@ def assemble(text: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def emitters_of(text: str) -> set[str]:
+    """The names of the emitters that the instructions of a PTX text need."""
+    bodies = [f.body for f in ptx.parse(text).functions if f.body]
+    found = (find_emitter(i) for body in bodies for i in ptx.instructions(body))
+    return {emitter.name for emitter, _ in filter(None, found)}
+
+
 class Machine:
     """The kernels of one PTX module."""
 
@@ -98,17 +105,6 @@ class Machine:
         self._library.emu_alloc.restype = ctypes.c_void_p
         self._library.emu_alloc.argtypes = [ctypes.c_size_t]
         self._library.emu_free.argtypes = [ctypes.c_void_p]
-
-    def emitters(self) -> set[str]:
-        """The names of the emitters that the module's instructions need."""
-        return self.emitters_of(self.text)
-
-    @staticmethod
-    def emitters_of(text: str) -> set[str]:
-        """The names of the emitters that the instructions of a PTX text need."""
-        bodies = [f.body for f in ptx.parse(text).functions if f.body]
-        found = (find_emitter(i) for body in bodies for i in ptx.instructions(body))
-        return {emitter.name for emitter, _ in filter(None, found)}
 
     def alloc(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """A copy of the array in memory that kernels may access; it lives as long as the process."""
@@ -127,7 +123,7 @@ class Machine:
         shared: int = 0,
     ) -> str:
         """Runs a kernel on arrays of alloc(), 64-bit integers and raw parameters; returns the emulator's log."""
-        values = [_argument(argument) for argument in arguments]
+        values = [parameter(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(value.ctypes.data for value in values))
         shape = (ctypes.c_uint * 2)(blocks, threads)
         return str(self._library.test_launch(kernel.encode(), shape, shared, pointers).decode())
@@ -151,7 +147,7 @@ class Machine:
         return buffer.raw
 
 
-def _argument(argument: np.ndarray[Any, Any] | int | bytes) -> np.ndarray[Any, Any]:
+def parameter(argument: np.ndarray[Any, Any] | int | bytes) -> np.ndarray[Any, Any]:
     """The parameter in memory, aligned to 64 bytes as a tensor map must be."""
     if isinstance(argument, np.ndarray):
         argument = argument.ctypes.data

@@ -18,7 +18,8 @@ import pytest
 from flashladder.emulator import ptx
 from tests.emulated import exact
 from tests.emulated.exact import FORMATS, decode, encode
-from tests.emulated.ptx_machine import HEADER, Machine, assemble
+from tests.emulated.gpu_machine import Load, Runner
+from tests.emulated.ptx_machine import HEADER, assemble
 
 SAMPLES = 96
 INTEGER_TYPES = [f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64)]
@@ -726,17 +727,16 @@ def place(name: str, type_name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Case]]:
+def group(request: pytest.FixtureRequest, load: Load) -> tuple[Runner, list[Case]]:
     cases = list(GROUPS[request.param]())
-    machine = Machine("\n".join(kernel_text(case) for case in cases), tmp_path_factory.mktemp(request.param))
-    return machine, cases
+    return load("\n".join(kernel_text(case) for case in cases)), cases
 
 
 def as_unsigned(patterns: list[int], size: int) -> np.ndarray[Any, Any]:
     return np.array(patterns, dtype=f"u{size}")
 
 
-def run(machine: Machine, case: Case) -> tuple[list[list[int]], list[int]]:
+def run(machine: Runner, case: Case) -> tuple[list[list[int]], list[int]]:
     """(inputs, results) as patterns."""
     source = random.Random(case.kernel)
     inputs = [samples(t, source) for t in case.inputs]
@@ -765,7 +765,7 @@ def agrees(case: Case, got: int, want: int) -> bool:
     return abs(x - y) <= case.tolerance * max(abs(y), 2.0 ** (1 - f.bias))
 
 
-def test_every_result_is_the_exact_one(group: tuple[Machine, list[Case]]) -> None:
+def test_every_result_is_the_exact_one(group: tuple[Runner, list[Case]]) -> None:
     machine, cases = group
     wrong = []
     for case in cases:

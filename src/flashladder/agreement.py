@@ -1,0 +1,98 @@
+"""The emulator against a GPU: one case, the same inputs, both answers.
+
+Both run the same PTX. A rung's fp32 arithmetic is rounded alike, so only the approximate 2^x and log2 can differ; where
+every weight is 2^0, O must have the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashladder.arrays import NUMPY_DTYPES, Memory
+from flashladder.check import LSE_FLOOR, POISONS, Arm, allocate, first_line, run_round, same_specials
+from flashladder.inputs import Case, Values
+from flashladder.model import Agreement
+
+RELATIVE_TO_V = 2.0**-20
+"""Of max |V|: what the error of 2^x (PTX: 2^-22.5 relative, for fp32 without subnormals) may do to a weighted mean."""
+TOLERANCE = (
+    f"O within one unit in the last place plus 2^{np.log2(RELATIVE_TO_V):.0f} of the largest |V|, "
+    f"the LSE within {LSE_FLOOR:g} (1 + |LSE|)"
+)
+
+
+def is_exact(case: Case) -> bool:
+    """Whether every weight is 2^0 (or its row NaN) on both, so that O has to have the same bits."""
+    return case.values == "zero_q" or case.cell.shape.seq_k <= 1
+
+
+def compare(gpu: tuple[Arm, Memory], emulated: tuple[Arm, Memory], case: Case, values: Values, seed: int) -> Agreement:
+    """Run the case once on each. What either refuses is "unsupported"; an error of either is "differs"."""
+
+    found: dict[str, Any] = {}
+
+    def record(status: Any, reason: str | None = None) -> Agreement:
+        arm = gpu[0]
+        return Agreement(
+            arm=arm.name,
+            sha256=arm.sha256,
+            case=case.id,
+            cell=case.cell,
+            seed=seed,
+            exact=is_exact(case),
+            status=status,
+            reason=reason,
+            **found,
+        )
+
+    try:
+        (o, lse), (want_o, want_lse) = (_answer(arm, case, memory, values) for arm, memory in (gpu, emulated))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return record("unsupported", first_line(error))
+    except RuntimeError as error:
+        return record("differs", first_line(error))
+    equal = (o == want_o) | (np.isnan(o) & np.isnan(want_o))
+    largest_v = _largest(values[2].astype(np.float32))
+    o_share = _share(o, want_o, _ulp(want_o) + RELATIVE_TO_V * largest_v)
+    lse_share = _share(lse, want_lse, LSE_FLOOR * (1 + np.abs(want_lse)))
+    found.update(elements=o.size, equal=int(equal.sum()), o_share=o_share, lse_share=lse_share)
+    if not (same_specials(o, want_o) and same_specials(lse, want_lse)):
+        return record("differs", "NaN or infinities are in other places")
+    if is_exact(case) and not equal.all():
+        return record("differs", "other bits where the arithmetic is exact")
+    if max(o_share, lse_share) > 1:
+        return record("differs", f"O at {o_share:.3g}, LSE at {lse_share:.3g} of the tolerance")
+    return record("same bits" if equal.all() else "within tolerance")
+
+
+def _answer(arm: Arm, case: Case, memory: Memory, values: Values) -> tuple[np.ndarray, np.ndarray]:
+    """O in its own dtype and the LSE, on the host; raises RuntimeError on a fault around them."""
+    tensors = allocate(case, memory)
+    with arm.context():
+        o, lse, fault = run_round(arm, case, memory, tensors, values, POISONS[0])
+    if fault is not None:
+        raise RuntimeError(fault)
+    return memory.bits(o).view(NUMPY_DTYPES[case.cell.dtype]), memory.bits(lse).view(np.float32)
+
+
+def _largest(x: np.ndarray) -> float:
+    finite = np.abs(x[np.isfinite(x)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _ulp(x: np.ndarray) -> np.ndarray:
+    """Distance to the next value of x's dtype, as float64."""
+    with np.errstate(invalid="ignore"):
+        spacing: np.ndarray = np.abs(np.spacing(x).astype(np.float64))
+    return spacing
+
+
+def _share(got: np.ndarray, want: np.ndarray, allowed: np.ndarray) -> float:
+    """Largest distance as a fraction of what is allowed, where both are finite."""
+    finite = np.isfinite(got) & np.isfinite(want)
+    if not finite.any():
+        return 0.0
+    distance = np.abs(got[finite].astype(np.float64) - want[finite].astype(np.float64))
+    return float((distance / allowed[finite]).max())

@@ -1,0 +1,101 @@
+"""Comparing a GPU's answer with the emulator's: what agrees, what does not, and what may not be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashladder.agreement import RELATIVE_TO_V, compare
+from flashladder.arrays import HostMemory
+from flashladder.inputs import Case, edge_cases, values_of
+from flashladder.model import Agreement
+from flashladder.tables import agreement
+from tests.saboteurs import PyArm, right
+
+MEMORY = HostMemory()
+CASES = list(edge_cases("fp16", 64))
+NORMAL = next(c for c in CASES if c.family == "values" and c.values == "outlier")
+EXACT = next(c for c in CASES if c.values == "zero_q")
+Change = Callable[[np.ndarray, np.ndarray], None]
+
+
+def changed(change: Change) -> PyArm:
+    def call(memory: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+        right(memory, q, k, v, o, lse, scale, causal)
+        change(o, lse)
+
+    return PyArm("r", MEMORY, call)
+
+
+def run(case: Case, change: Change) -> Agreement:
+    arms = (changed(change), MEMORY), (PyArm("r", MEMORY, right), MEMORY)
+    return compare(*arms, case, values_of(case, 4), 4)
+
+
+def nothing(o: np.ndarray, lse: np.ndarray) -> None:
+    pass
+
+
+def one_ulp(o: np.ndarray, lse: np.ndarray) -> None:
+    o[..., 3, 2] = np.nextafter(o[..., 3, 2], np.float16(np.inf))
+
+
+def two_ulps(o: np.ndarray, lse: np.ndarray) -> None:
+    one_ulp(o, lse)
+    one_ulp(o, lse)
+    o[..., 3, 2] += 2 * RELATIVE_TO_V * 100
+
+
+def other_lse(o: np.ndarray, lse: np.ndarray) -> None:
+    lse += 1e-3
+
+
+def a_nan(o: np.ndarray, lse: np.ndarray) -> None:
+    o[..., 1, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "status"),
+    [
+        (NORMAL, nothing, "same bits"),
+        (NORMAL, one_ulp, "within tolerance"),
+        (NORMAL, two_ulps, "differs"),
+        (NORMAL, other_lse, "differs"),
+        (NORMAL, a_nan, "differs"),
+        (EXACT, nothing, "same bits"),
+        (EXACT, one_ulp, "differs"),
+        (EXACT, other_lse, "differs"),
+    ],
+)
+def test_what_agrees(case: Case, change: Change, status: str) -> None:
+    record = run(case, change)
+    assert record.status == status, record
+    assert (record.reason is None) == (status != "differs")
+
+
+@pytest.mark.parametrize("case", [*CASES, *edge_cases("bf16", 128)], ids=lambda c: c.id)
+def test_the_same_answer_agrees_on_every_case(case: Case) -> None:
+    record = run(case, nothing)
+    assert record.status == "same bits"
+    assert record.equal == record.elements
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("no"), "unsupported"), (RuntimeError("race"), "differs")])
+def test_errors_of_either_are_records(error: Exception, status: str) -> None:
+    def raises(*_: object) -> None:
+        raise error
+
+    bad, good = (PyArm("r", MEMORY, raises), MEMORY), (PyArm("r", MEMORY, right), MEMORY)
+    for pair in ((bad, good), (good, bad)):
+        record = compare(*pair, NORMAL, values_of(NORMAL, 4), 4)
+        assert (record.status, record.reason) == (status, str(error))
+
+
+def test_the_table_counts_a_rung_in_a_row() -> None:
+    records = [run(NORMAL, one_ulp), run(EXACT, nothing), run(EXACT, one_ulp)]
+    ((rung, cases, exact, differ, equal, *_),) = agreement(records).rows
+    assert (rung, cases, exact, differ) == ("r", "3", "1 of 2", "1")
+    assert 99 < float(equal) < 100
