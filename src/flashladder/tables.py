@@ -284,7 +284,7 @@ def _common(reasons: Sequence[str]) -> str:
 def agreement(records: Sequence[Agreement]) -> Table:
     """The emulator against the GPU: a row a rung. Shares are of the tolerance."""
     rows = []
-    for arm in dict.fromkeys(r.arm for r in records):
+    for arm in sorted({r.arm for r in records}):
         mine = [r for r in records if r.arm == arm and r.status != "unsupported"]
         exact = [r for r in mine if r.exact]
         elements = sum(r.elements for r in mine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -19,12 +18,8 @@ LOG_BYTES = 4096
 
 @cache
 def _driver() -> ctypes.CDLL:
-    """libcuda, with the first GPU's primary context current."""
     driver = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
     assert driver.cuInit(0) == 0
-    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-    assert driver.cuCtxSetCurrent(context) == 0
     return driver
 
 
@@ -36,10 +31,12 @@ def _check(code: int, what: str) -> None:
 
 
 class GpuMachine:
-    """The kernels of one PTX module, compiled by the driver."""
+    """The kernels of one PTX module, compiled by the driver, in a context of their own: a fault spoils no other."""
 
     def __init__(self, text: str) -> None:
         self._driver = _driver()
+        self._context = ctypes.c_void_p()
+        _check(self._driver.cuCtxCreate_v2(ctypes.byref(self._context), 0, 0), "cuCtxCreate")
         self._module = ctypes.c_void_p()
         log = ctypes.create_string_buffer(LOG_BYTES)
         options = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER and its size
@@ -49,12 +46,12 @@ class GpuMachine:
         _check(code, log.value.decode() or "cuModuleLoadDataEx")
 
     def alloc(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy of the array in managed memory, which kernels and numpy share."""
+        """A copy of the array in managed memory, which kernels and numpy share, for as long as the process lives."""
+        _check(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
         pointer = ctypes.c_uint64()
         size = max(array.nbytes, 1)
         _check(self._driver.cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(size), 1), "cuMemAllocManaged")
         buffer = (ctypes.c_uint8 * array.nbytes).from_address(pointer.value)
-        weakref.finalize(buffer, self._driver.cuMemFree_v2, ctypes.c_uint64(pointer.value))
         copy: np.ndarray[Any, Any] = np.ctypeslib.as_array(buffer).view(array.dtype).reshape(array.shape)
         copy[...] = array
         return copy
@@ -68,6 +65,7 @@ class GpuMachine:
         shared: int = 0,
     ) -> str:
         """Run a kernel and wait for it. Returns "", as a run without findings does; raises RuntimeError on an error."""
+        _check(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
         function = ctypes.c_void_p()
         _check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, kernel.encode()), kernel)
         values = [parameter(a) for a in arguments]

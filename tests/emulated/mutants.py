@@ -70,7 +70,9 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
         (directory / "mutant.cu").write_text(mutant.source)
         if mutant.header:
             (directory / mutant.header[0]).write_text(mutant.header[1])
-        targets.append(emulated_target(f"mutant-{mutant.rung.id}", directory / "mutant.cu", mutant.rung.min_arch))
+        targets.append(
+            emulated_target(f"mutant-{mutant.rung.id}", directory / "mutant.cu", mutant.rung.min_arch, optimize=0)
+        )
     failures = build_emulated(targets)
     return [require(target, failures) for target in targets]
 

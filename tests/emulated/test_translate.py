@@ -94,7 +94,7 @@ bar.warp.sync -1;
 st.param.b32 [p0+0], tid; st.param.b64 [p1+0], x2; st.param.v4.b32 [p2+0], {1, 2, 3, 4};
 call.uni (r), helper, (p0, p1, p2);
 ld.param.b32 r13, [r+0]; }
-{ .param .b64 p0; .param .b64 p1; .param .b32 r; st.param.b64 [p0], x1; st.param.b64 [p1], x1;
+{ .param .b64 p0; .param .b64 p1; .param .b32 r; st.param.b64 [p0], x5; st.param.b64 [p1], x2;
 call.uni (r), vprintf, (p0, p1); ld.param.b32 r20, [r]; }
 ld.local.v2.u32 {r14, r15}, [depot];
 add.u32 r1, r2, r3; add.u32 r1, r1, r4; add.u32 r1, r1, r5; add.u32 r1, r1, r6; add.u32 r1, r1, r9;

@@ -20,7 +20,7 @@ _TESTS = {
     "infinite": "std::isinf({})",
     "number": "!std::isnan({})",
     "notanumber": "std::isnan({})",
-    "normal": "std::isnormal({})",
+    "normal": "(std::isnormal({0}) || {0} == 0)",
     "subnormal": "std::fpclassify({}) == FP_SUBNORMAL",
 }
 
