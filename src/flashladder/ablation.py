@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 from tabulate import tabulate
 
 from flashladder import build as building
@@ -152,10 +153,7 @@ def open_session(selection: Selection) -> Session:
     run = RunDir(selection.out or default_run_path(selection.preset))
     here = machine.fingerprint()
     if (run.path / "run.json").exists():
-        if run.info.machine != here:
-            raise EnvironmentInvalidError(
-                f"{run.path} was made on another machine ({_differences(run.info.machine, here)}); give another --out"
-            )
+        run.write_info(resumed(run, here))
     else:
         commit, dirty = machine.git_state()
         run.write_info(
@@ -170,6 +168,22 @@ def open_session(selection: Selection) -> Session:
         )
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
     return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed)
+
+
+def resumed(run: RunDir, here: Machine) -> RunInfo:
+    """The run's info when it goes on here: another card may, since every comparison stays within a cell and so a card.
+
+    Raises EnvironmentInvalidError when more than the card differs.
+    """
+    info = run.info
+    if msgspec.structs.replace(here, gpu_digest=info.machine.gpu_digest) != info.machine:
+        raise EnvironmentInvalidError(
+            f"{run.path} was made on another machine ({_differences(info.machine, here)}); give another --out"
+        )
+    known = (info.machine.gpu_digest, *info.cards)
+    if here.gpu_digest is None or here.gpu_digest in known:
+        return info
+    return msgspec.structs.replace(info, cards=(*info.cards, here.gpu_digest))
 
 
 def _differences(there: Machine, here: Machine) -> str:

@@ -108,11 +108,16 @@ def _torch_versions() -> tuple[str | None, str | None, str | None]:
     return str(torch.__version__), torch.version.cuda, None if cudnn is None else str(cudnn)
 
 
+def gpu_digest() -> str | None:
+    """First 12 hex digits of the SHA-256 of the GPU's UUID."""
+    uuid = Nvml().read(lambda n, h: _text(n.nvmlDeviceGetUUID(h)))
+    return None if uuid is None else hashlib.sha256(uuid.encode()).hexdigest()[:12]
+
+
 def fingerprint() -> Machine:
     """Read everything that a timing depends on."""
     nvml = Nvml()
     read = nvml.read
-    uuid = read(lambda n, h: _text(n.nvmlDeviceGetUUID(h)))
     torch_version, torch_cuda, cudnn = _torch_versions()
     sm_count = l2_bytes = None
     if nvml.present and torch_version is not None:
@@ -126,7 +131,7 @@ def fingerprint() -> Machine:
         nvcc = find_nvcc().version
     return Machine(
         gpu=gpu_name(),
-        gpu_digest=None if uuid is None else hashlib.sha256(uuid.encode()).hexdigest()[:12],
+        gpu_digest=gpu_digest(),
         arch=gpu_arch(),
         sm_count=sm_count,
         l2_bytes=l2_bytes,

@@ -186,6 +186,8 @@ class RunInfo(Record, frozen=True, kw_only=True):
     commit: str
     dirty: bool
     machine: Machine
+    cards: tuple[str, ...] = ()
+    """Digests of further cards, alike in all else, that measured some of the cells."""
 
 
 class KernelResources(Record, frozen=True, kw_only=True):
@@ -299,6 +301,8 @@ class CellTiming(Record, frozen=True, kw_only=True):
     cell: Cell
     l2: L2Mode
     seed: int
+    gpu_digest: str | None = None
+    """The card; None in records of a run that one card made."""
     input_sets: int
     """Distinct input sets rotated inside a sample."""
     warmup_s: float

@@ -168,7 +168,7 @@ def _method(document: _Document) -> list[str]:
         "kernel and a baseline.",
         _control(results.control),
         *_samples(results, reference),
-        f"L2: {_l2(results)}. Inputs are random. {_clocks(document.info)}",
+        f"L2: {_l2(results)}. Inputs are random. {_clocks(document.info)}{_cards(document.info)}",
         f"{_slow(timed)} {_launch_bound(timed)}",
         "FLOPs are 4 x head dimension x visible pairs; the roofline is the later of the tensor cores at the boost "
         "clock and the compulsory bytes at the full DRAM rate.",
@@ -205,6 +205,15 @@ def _l2(results: Results) -> str:
     }
     counts = {state: sum(results.l2(cell) == state for cell in results.cells) for state in states}
     return ", ".join(f"{states[state]} in {n} cells" for state, n in counts.items() if n) or "no cell was timed"
+
+
+def _cards(info: RunInfo) -> str:
+    if not info.cards:
+        return ""
+    return (
+        f" Cells were shared out to {1 + len(info.cards)} cards that differ in nothing recorded but their serial; a "
+        "comparison never leaves its cell, and so its card."
+    )
 
 
 def _clocks(info: RunInfo) -> str:

@@ -328,7 +328,7 @@ def machine(info: RunInfo) -> Table:
         ("date", info.date),
         ("commit", info.commit + (" with uncommitted changes" if info.dirty else "")),
         ("GPU", m.gpu),
-        ("GPU digest", m.gpu_digest),
+        ("GPU digest", " and ".join([m.gpu_digest or "unknown", *info.cards])),
         ("architecture", m.arch),
         ("SMs", m.sm_count),
         ("L2 (MiB)", _mib(m.l2_bytes)),

@@ -21,7 +21,7 @@ from flashladder import flops, reference
 from flashladder.arms import RungArm, SdpaArm
 from flashladder.check import distance, first_line
 from flashladder.ladder import CONTROL
-from flashladder.machine import Nvml
+from flashladder.machine import Nvml, gpu_digest
 from flashladder.model import ArmTiming, BlockTelemetry, Cell, CellTiming, L2Mode, Preset, Status
 
 SAMPLE_US = 100.0
@@ -118,6 +118,7 @@ class Timer:
         self.preset = preset
         self.rates = rates
         self.nvml = Nvml()
+        self.gpu_digest = gpu_digest()
         self.l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         self._flush_buffer = torch.empty(2 * self.l2_bytes, dtype=torch.uint8, device="cuda")
 
@@ -159,6 +160,7 @@ class Timer:
             cell=cell,
             l2=l2,
             seed=seed,
+            gpu_digest=self.gpu_digest,
             input_sets=sets,
             warmup_s=warmup_s,
             telemetry=tuple(telemetry),

@@ -150,9 +150,9 @@ call.uni __assertfail, (a, b, c, d, e); }""",
         """
 mov.u32 r1, %ntid.x; mov.u32 r2, %nctaid.x; mov.u32 r3, %laneid; mov.u32 r4, %warpid; mov.u32 r5, %nwarpid;
 mov.u32 r6, %lanemask_lt; popc.b32 r6, r6; mov.u32 r7, %lanemask_ge; popc.b32 r7, r7; mov.u64 x1, %clock64;
-mov.u32 r8, %ctaid.x; add.u32 r3, r3, r6; add.u32 r3, r3, r7; mad.lo.u32 r3, r4, 100, r3; mad.lo.u32 r3, r5, 1000, r3;
+mov.u32 r8, %ctaid.x; add.u32 r3, r3, r6; add.u32 r3, r3, r7; mad.lo.u32 r3, r5, 1000, r3;
 mad.lo.u32 r3, r1, 10000, r3; mad.lo.u32 r3, r2, 10000000, r3; mad.lo.u32 r9, r8, r1, tid;
-mad.wide.u32 mine, r9, 4, out; st.global.u32 [mine], r3;
+mad.wide.u32 mine, r9, 4, out; st.global.u32 [mine], r3; st.global.u32 [mine+768], r4;
 """,
     )
 )
@@ -197,10 +197,13 @@ def test_narrow_loads_extend_and_narrow_stores_truncate(memory: Runner) -> None:
 
 
 def test_special_registers(memory: Runner) -> None:
-    out, i = words(memory, 192), np.arange(192)
+    out, lane = words(memory, 384), np.arange(192) % 32
     assert memory.launch("special", out, threads=96, blocks=2) == ""
-    lane, warp = i % 32, i % 96 // 32
-    assert (out == 2 * lane + 32 - lane + 100 * warp + 3000 + 960000 + 20000000).all()
+    assert (out[:192] == 2 * lane + 32 - lane + 64000 + 960000 + 20000000).all()
+    warps = out[192:].reshape(2, 3, 32)  # %warpid: which slot of the SM is up to the hardware
+    assert (warps == warps[:, :, :1]).all()
+    assert (warps < 64).all()
+    assert all(len(set(block)) == 3 for block in warps[:, :, 0].tolist())
 
 
 @pytest.fixture(scope="module")
@@ -593,7 +596,7 @@ mad.wide.u32 mine, r9, 4, out; st.global.u32 [mine], r8; barrier.cluster.arrive;
         """
 .shared .align 128 .b8 s[512]; .shared .align 8 .b8 bar[8];
 setp.ne.u32 q, tid, 0; mov.b64 x1, map_param; cvta.param.u64 x1, x1; mov.b64 x2, to_param; cvta.param.u64 x2, x2;
-prefetch.param.tensormap [x1];
+mov.b64 x3, map_param; prefetch.param.tensormap [x3];
 @q bra wait;
 mbarrier.init.shared::cta.b64 [bar], 1; fence.proxy.async; mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 256;
 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [s], [x1, {8, 4}], [bar];

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from flashladder import ablation, diagnose, machine, paths, report, rundir, summary
 from flashladder.cli import main
-from flashladder.errors import Exit
+from flashladder.errors import EnvironmentInvalidError, Exit
 from flashladder.ladder import load_ladder
 from tests.unit.synthetic import diagnosed, write_run
 
@@ -182,6 +183,18 @@ def test_a_run_of_another_machine_is_not_resumed(tmp_path: Path, monkeypatch: py
     result = _invoke("check", "--out", str(run.path))
     assert result.exit_code == Exit.ENVIRONMENT
     assert "give another --out" in result.stderr
+
+
+def test_another_card_of_the_same_kind_resumes_and_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    here = msgspec.structs.replace(run.info.machine, gpu_digest="0123456789ab")
+    for _ in range(2):
+        run.write_info(ablation.resumed(run, here))
+        assert run.info.cards == ("0123456789ab",)
+    run.write_info(ablation.resumed(run, run.info.machine))
+    assert run.info.cards == ("0123456789ab",)
+    with pytest.raises(EnvironmentInvalidError, match="driver"):
+        ablation.resumed(run, msgspec.structs.replace(here, driver="1"))
 
 
 def test_the_pinned_runs_diagnosis_is_what_the_code_gives() -> None:

@@ -102,7 +102,7 @@ def test_a_set_names_only_cells_timed_from_its_l2_state() -> None:
     assert sets_of(made.HEADLINE[0], "warm") == []
 
 
-@pytest.mark.parametrize(("lock", "pinned"), [(None, False), ("other", False), (made.INFO.id, True)])
+@pytest.mark.parametrize(("lock", "pinned"), [(None, False), ("other", False), ("run", True)])
 def test_pinned_is_read_from_the_lock(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str | None, pinned: bool
 ) -> None:

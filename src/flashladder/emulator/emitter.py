@@ -191,7 +191,7 @@ SPECIAL_REGISTERS = {
     **{f"{name}.{axis}": code.format(axis) for name, code in _DIMENSIONS.items() for axis in "xyz"},
     "%laneid": "emu::current->lane",
     "%warpid": "emu::current->warp",
-    "%nwarpid": "((emu::block_dim.x * emu::block_dim.y * emu::block_dim.z + 31) / 32)",
+    "%nwarpid": "64u",  # of an SM, not of the block
     "%lanemask_eq": "(1u << emu::current->lane)",
     "%lanemask_lt": "((1u << emu::current->lane) - 1)",
     "%lanemask_le": "(((2u << emu::current->lane) - 1))",
