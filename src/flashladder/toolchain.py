@@ -72,6 +72,16 @@ def find_cxx() -> str:
     return subprocess.run([cxx, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
 
 
+def cpu_has(*features: str) -> bool:
+    """Whether this CPU has all of these instruction sets, as /proc/cpuinfo names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(features) <= set(flags.split())
+
+
 @cache
 def find_ninja() -> str:
     """Path of ninja, from PATH or the ninja wheel. Raises BuildError when there is none."""

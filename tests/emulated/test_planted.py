@@ -11,7 +11,6 @@ from flashladder.inputs import edge_cases
 from flashladder.ladder import load_ladder
 from tests.emulated import mutants
 
-pytestmark = [pytest.mark.mutants, pytest.mark.timeout(1800)]
 LADDER = load_ladder()
 CASES = [c for c in edge_cases("fp16", 64) if c.family in ("edge", "values") and c.values in ("normal", "outlier")]
 OPTIONS = [Options(schedule=s, async_timing="late", seed=1) for s in SCHEDULES]
@@ -50,6 +49,8 @@ def test_a_planted_bug_is_reported(name: str, tmp_path: Path) -> None:
     assert mutants.noticed(library, CASES, OPTIONS[:1]) is not None
 
 
+@pytest.mark.mutants
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rung", [r.id for r in LADDER.rungs])
 def test_every_synchronisation_is_needed(rung: str, tmp_path: Path) -> None:
     found = list(mutants.without_each_synchronisation(LADDER[rung]))

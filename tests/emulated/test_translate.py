@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -804,21 +803,13 @@ def test_the_documentation_lists_every_emitter() -> None:
     assert {e.group for e in REGISTRY.values()} == set(GROUPS)
 
 
-_seen: set[str] = set()
-
-
-@pytest.mark.parametrize("arch", ["80", "89", "90a"])
 @pytest.mark.parametrize("rung", sorted(p.stem for p in (paths.KERNEL / "rungs").glob("*.cu")))
-def test_the_rungs_translate(rung: str, arch: str) -> None:
+def test_the_rungs_translate_for_hopper_too(rung: str) -> None:
+    """test_rungs.py runs the PTX of each rung's oldest architecture."""
     source = paths.KERNEL / "rungs" / f"{rung}.cu"
-    command = [str(find_nvcc().path), "-std=c++20", "-O3", f"-arch=compute_{arch}", "-lineinfo", "-ptx", "-o", "-"]
+    command = [str(find_nvcc().path), "-std=c++20", "-O3", "-arch=compute_90a", "-lineinfo", "-ptx", "-o", "-"]
     done = subprocess.run([*command, f"-I{paths.KERNEL / 'include'}", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    body = done.stdout.partition(".address_size")[2]
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    if digest in _seen:  # an older architecture's PTX again
-        return
-    _seen.add(digest)
     code = translate(done.stdout)
     assert code.count("emu::Registrar") == 4
     assert f'"{rung}.cu"' in code

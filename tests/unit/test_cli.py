@@ -187,6 +187,7 @@ def test_a_run_of_another_machine_is_not_resumed(tmp_path: Path, monkeypatch: py
 
 def test_another_card_of_the_same_kind_resumes_and_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
+    run.write_info(msgspec.structs.replace(run.info, machine=msgspec.structs.replace(run.info.machine, gpu_digest="a")))
     here = msgspec.structs.replace(run.info.machine, gpu_digest="0123456789ab")
     for _ in range(2):
         run.write_info(ablation.resumed(run, here))

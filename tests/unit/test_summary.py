@@ -102,11 +102,12 @@ def test_a_set_names_only_cells_timed_from_its_l2_state() -> None:
     assert sets_of(made.HEADLINE[0], "warm") == []
 
 
-@pytest.mark.parametrize(("lock", "pinned"), [(None, False), ("other", False), ("run", True)])
+@pytest.mark.parametrize(("lock", "pinned"), [(None, False), ("other", False), ("made", True)])
 def test_pinned_is_read_from_the_lock(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str | None, pinned: bool
 ) -> None:
     monkeypatch.setattr(paths, "PAPER", tmp_path)
+    lock = lock and lock.replace("made", run.path.name)
     for content in [] if lock is None else [lock, f"h100/{lock}\n"]:
         (tmp_path / "run.lock").write_text(content)
         assert summary(run, made.LADDER).run.pinned is pinned
