@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import subprocess
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from flashladder import paths
 from flashladder.emulator import ptx, translate
 from flashladder.emulator.emitter import find_emitter
+from flashladder.emulator.library import RUNTIME, runtime_objects
 from flashladder.toolchain import find_cuda_tool
 
-RUNTIME = Path(translate.__file__).parent / "runtime"
-# cudart.cpp stands in for libcudart and needs the toolkit's headers; snippets are launched without it.
-SOURCES = sorted(file for file in RUNTIME.glob("*.cpp") if file.name != "cudart.cpp")
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-ffp-contract=off", "-w", f"-I{RUNTIME}")
 HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 LAUNCHER = r"""
@@ -48,30 +42,6 @@ extern "C" __attribute__((visibility("default"))) int test_encode(
 """
 
 
-@cache
-def runtime_library() -> Path:
-    """The emulator's runtime, built once for every state of its sources."""
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for file in sorted(RUNTIME.iterdir()):
-        if file.name != "translated.h":
-            digest.update(file.name.encode() + file.read_bytes())
-    library = paths.BUILD / f"test-runtime-{digest.hexdigest()[:16]}.so"
-    if library.exists():
-        return library
-    paths.BUILD.mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=paths.BUILD) as folder:
-        header = Path(folder) / "runtime.h"
-        header.write_text('#include "state.h"\n')
-        subprocess.run(["g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
-        objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
-        for source, target in zip(SOURCES, objects, strict=True):
-            subprocess.run(["g++", *FLAGS, "-include", header, "-c", source, "-o", target], check=True)
-        partial = Path(folder) / library.name
-        subprocess.run(["g++", "-shared", "-o", partial, *objects], check=True)
-        partial.replace(library)
-    return library
-
-
 def assemble(text: str, folder: Path) -> None:
     """Has ptxas accept the PTX: what it refuses cannot be tested against anything."""
     ptxas = find_cuda_tool("ptxas")
@@ -97,8 +67,7 @@ class Machine:
         self.text = text if ".version" in text else HEADER + text
         source, library = folder / "kernels.cpp", folder / "kernels.so"
         source.write_text(translate.translate(self.text) + LAUNCHER)
-        runtime = runtime_library()
-        link = ["-shared", "-Wl,--no-undefined", str(runtime), f"-Wl,-rpath,{runtime.parent}"]
+        link = ["-shared", "-Wl,--no-undefined", "-Wl,-Bsymbolic", *map(str, runtime_objects()), "-ldl"]
         subprocess.run(["g++", *FLAGS, source, "-o", library, *link], check=True)
         self._library = ctypes.CDLL(str(library))
         self._library.test_launch.restype = ctypes.c_char_p

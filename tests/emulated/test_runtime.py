@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from flashladder import paths
-from flashladder.emulator.library import RUNTIME
+from flashladder.emulator.library import RUNTIME, runtime_objects
 from flashladder.toolchain import find_cxx, wheel_root
 
 FILES = sorted([*RUNTIME.iterdir(), *(Path(__file__).parent / "runtime").iterdir()])
@@ -21,6 +21,7 @@ TEST = re.compile(r"^TEST\((\w+)\)", re.MULTILINE)
 NAMES = [name for file in FILES if file.suffix == ".cpp" for name in TEST.findall(file.read_text())]
 INCLUDE = wheel_root() / "include"
 FLAGS = ("-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{RUNTIME}", f"-isystem{INCLUDE}")
+SOURCES = [file for file in FILES if file.suffix == ".cpp" and file.parent != RUNTIME]
 
 
 @pytest.fixture(scope="session")
@@ -42,13 +43,13 @@ def _build(target: Path) -> None:
     with TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def compile_one(source: Path) -> Path:
-            made = Path(directory) / f"{source.parent.parent.name}-{source.stem}.o"
+            made = Path(directory) / f"{source.stem}.o"
             subprocess.run(["g++", *FLAGS, "-c", source, "-o", made], check=True)
             return made
 
-        objects = list(pool.map(compile_one, [file for file in FILES if file.suffix == ".cpp"]))
+        objects = [*pool.map(compile_one, SOURCES), *runtime_objects()]
         linked = Path(directory) / "tests"
-        subprocess.run(["g++", *objects, "-o", linked], check=True)
+        subprocess.run(["g++", *objects, "-ldl", "-o", linked], check=True)
         shutil.move(linked, target)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import ablation, diagnose, machine, paths, report, rundir, summary
+from flashladder import ablation, diagnose, figures, machine, paths, report, rundir, summary
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit
 from flashladder.ladder import load_ladder
@@ -108,6 +108,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> r
 
 def test_report_writes_once_checks_and_finds_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _repository(tmp_path, monkeypatch, pin=True)
+    monkeypatch.setattr(figures, "FIGURES", {"ladder": figures.FIGURES["ladder"]})
     assert _invoke("report", "--check").exit_code == Exit.REGRESSION
     assert "OPTIMIZATION_REPORT.md" in _invoke("report").output
     assert _invoke("report", "--check").exit_code == 0

@@ -98,13 +98,35 @@ def _cuda_include(nvcc: Nvcc) -> Path:
     return wheel_root() / "include"
 
 
+def _runtime_lines() -> tuple[list[str], list[str]]:
+    """The runtime's objects and the build statements that make them, program.cpp's last."""
+    stem = f"build/runtime-{_runtime_digest()[:16]}"
+    include = f"-I{shlex.quote(str(RUNTIME))} -isystem {shlex.quote(str(_cuda_include(find_nvcc())))}"
+    lines = ["rule runtime", f"  command = g++ {' '.join(RUNTIME_FLAGS)} {include} -c $in -o $out"]
+    objects = []
+    for file in [*sorted(RUNTIME.glob("*.cpp")), PROGRAM]:
+        objects.append(f"{stem}-{file.stem}.o")
+        lines.append(f"build {objects[-1]}: runtime {ninja.relative(file)}")
+    return objects, lines
+
+
+def runtime_objects() -> list[Path]:
+    """The runtime compiled, for linking with something else than a translated kernel; raises BuildError."""
+    objects, lines = _runtime_lines()
+    built = [paths.ROOT / o for o in objects[:-1]]
+    if not all(path.exists() for path in built):
+        output = ninja.run(lines, "runtime", ninja.silent)
+        if not all(path.exists() for path in built):
+            raise BuildError(f"the emulator's runtime does not compile: {first_error(output)}")
+    return built
+
+
 def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     nvcc = find_nvcc()
     nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
     include = f"-I{shlex.quote(str(RUNTIME))} -isystem {shlex.quote(str(_cuda_include(nvcc)))}"
     binding, lines = binding_rules("binding-emulated", "-DFLASHLADDER_EMULATED")
     ffi_library = shlex.quote(str(ffi_paths()[2]))
-    runtime = f"build/runtime-{_runtime_digest()[:16]}"
     gencode = "-gencode=arch=compute_$arch,code=compute_$arch"
     python = shlex.quote(sys.executable)
     lines += [
@@ -116,22 +138,17 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
         f"  command = {python} -m flashladder.emulator.library $in $out",
         "rule kernel",
         f"  command = g++ {' '.join(KERNEL_FLAGS)} -O$optimize {include} -c $in -o $out",
-        "rule runtime",
-        f"  command = g++ {' '.join(RUNTIME_FLAGS)} {include} -c $in -o $out",
         "rule link",
         f"  command = g++ {' '.join(LINK_FLAGS)} $in -o $out.part {ffi_library} -ldl && mv $out.part $out",
         "rule link_program",
         "  command = g++ $in -o $out.part -ldl && mv $out.part $out",
-        f"build {runtime}-program.o: runtime {ninja.relative(PROGRAM)}",
     ]
-    objects = []
-    for file in sorted(RUNTIME.glob("*.cpp")):
-        objects.append(f"{runtime}-{file.stem}.o")
-        lines.append(f"build {objects[-1]}: runtime {ninja.relative(file)}")
+    (*objects, program), runtime = _runtime_lines()
+    lines += runtime
     for t in targets:
         stem, source = f"build/{t.stem}", ninja.relative(t.source)
         # The program's object comes last: its findings are printed before the runtime's log is destroyed.
-        rule, extra = ("link", binding) if t.bound else ("link_program", f"{runtime}-program.o")
+        rule, extra = ("link", binding) if t.bound else ("link_program", program)
         lines += [
             f"build {stem}.ptx: ptx {source}",
             f"  arch = {t.arch}",
