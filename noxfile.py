@@ -32,7 +32,7 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     session.run("mypy")
     session.run("clang-format", "--dry-run", "--Werror", *_kernel_sources(session))
-    session.run("pytest", "-n", "auto", *(session.posargs or ["-m", "not gpu and not mutants"]))
+    session.run("pytest", "-n", "auto", "--durations=20", *(session.posargs or ["-m", "not gpu and not mutants"]))
 
 
 @nox.session

@@ -147,7 +147,8 @@ ffi::String config() {
   std::ostringstream json;
   json << "{\"tile_m\":" << c.tile_m << ",\"tile_n\":" << c.tile_n << ",\"grid\":" << static_cast<int>(c.grid)
        << ",\"reduction\":" << static_cast<int>(c.reduction) << ",\"access_bytes\":" << c.access_bytes
-       << ",\"swizzle\":" << static_cast<int>(c.swizzle) << ",\"threads\":" << c.threads << "}";
+       << ",\"swizzle\":" << static_cast<int>(c.swizzle) << ",\"threads\":" << c.threads
+       << ",\"product\":" << static_cast<int>(c.product) << "}";
   return json.str();
 }
 

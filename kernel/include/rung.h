@@ -37,6 +37,15 @@ enum class Reduction : int32_t {
 enum class Swizzle : int32_t {
   none,
   xor_chunk,  // 16-byte chunk index XOR (row mod 8)
+  padded,     // rows 16 bytes longer: for readers that want a constant distance between rows
+};
+
+// Who multiplies matrices.
+enum class Product : int32_t {
+  scalar,         // fp32 FMA
+  wmma_qk,        // Q K^T by WMMA, P V by fp32 FMA
+  wmma,           // both by WMMA, through shared memory
+  mma_registers,  // both by mma.sync; scores and weights stay in registers
 };
 
 // What makes a rung: a child differs from its parent in exactly the fields that experiments/ladder.toml declares.
@@ -47,6 +56,7 @@ struct Config {
   int32_t access_bytes;  // widest access to a tensor row; pointers and row strides must be multiples of it
   Swizzle swizzle;
   int32_t threads;
+  Product product = Product::scalar;
 };
 
 // Enqueues the kernel on `stream` (a cudaStream_t of `device`); returns a cudaError_t. head_dim is 64 or 128.

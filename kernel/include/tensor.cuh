@@ -22,6 +22,16 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// Two neighbouring elements as one register, `low` in the low half.
+__device__ __forceinline__ uint32_t pack(__half, float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ uint32_t pack(__nv_bfloat16, float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
 // First element of (batch, head); rows follow at strides.row. 64-bit: tensors pass 2^31 elements.
 template <class T>
 __device__ __forceinline__ T* head_base(T* tensor, const Strides& strides, int batch, int head) {

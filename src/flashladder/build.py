@@ -253,10 +253,11 @@ def static_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> list
         parent = by_id.get(rung.parent or "")
         if parent is not None and parent.status == "built":
             changed = changed_fields(parent.config, record.config)
-            if changed != set(rung.changes):
+            declared = {*rung.changes, *rung.forced}
+            if changed != declared:
                 faults.append(
                     f"{rung.id}: its Config differs from {rung.parent}'s in {sorted(changed)}, "
-                    f"experiments/ladder.toml declares {sorted(rung.changes)}"
+                    f"experiments/ladder.toml declares {sorted(declared)}"
                 )
     return faults
 

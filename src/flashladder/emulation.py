@@ -70,7 +70,8 @@ class CpuCheck:
 
     def build(self, progress: Progress = silent) -> None:
         """Translate and compile the rungs; raises BuildError when one cannot be."""
-        targets = [emulated_target(r.id, paths.ROOT / r.source, r.min_arch) for r in self.rungs]
+        instances = {f"{c.cell.dtype}_d{c.cell.shape.head_dim}" for c in self.cases}
+        targets = [emulated_target(r.id, paths.ROOT / r.source, r.min_arch, instances=instances) for r in self.rungs]
         failures = build_emulated(targets, progress)
         for target in targets:
             library = require(target, failures)

@@ -50,6 +50,8 @@ class Rung(Record, frozen=True, kw_only=True):
     change: str
     changes: tuple[str, ...] = ()
     """Fields of the kernel's own Config (kernel/include/rung.h) that differ from the parent's."""
+    forced: tuple[str, ...] = ()
+    """Further fields that differ because the change leaves no choice."""
     min_arch: int = 80
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""

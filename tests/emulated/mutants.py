@@ -78,7 +78,13 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
         if mutant.header:
             (directory / mutant.header[0]).write_text(mutant.header[1])
         targets.append(
-            emulated_target(f"mutant-{mutant.rung.id}", directory / "mutant.cu", mutant.rung.min_arch, optimize=0)
+            emulated_target(
+                f"mutant-{mutant.rung.id}",
+                directory / "mutant.cu",
+                mutant.rung.min_arch,
+                optimize=0,
+                instances=["fp16_d64"],
+            )
         )
     failures = build_emulated(targets)
     return [require(target, failures) for target in targets]

@@ -18,6 +18,8 @@ from flashladder.model import Cell, Shape
 SEED = 3
 RUNGS = [r.id for r in load_ladder().rungs]
 HOST = HostMemory()
+WMMA_QK, MMA_REGISTERS = 1, 3
+"""Of Product in kernel/include/rung.h."""
 UNALIGNED = {"odd_offset", "odd_rows"}
 
 
@@ -79,9 +81,22 @@ def _counters(one: Emulated, case: Case) -> dict[str, int]:
 @pytest.mark.parametrize("rung", [r for r in RUNGS if r != "r00_naive"])
 def test_tiles_above_the_diagonal_are_skipped(built: emulation.CpuCheck, rung: str) -> None:
     one = _open(built, rung, Options())
-    full, causal = (_counters(one, _case(mask))["shared_accesses"] for mask in (False, True))
+    full, causal = (_counters(one, _case(mask)) for mask in (False, True))
     visible = (4 * 5 / 2) / 16  # of the 4 x 4 tiles of 128 rows and 128 keys
-    assert visible * 0.9 < causal / full < visible * 1.25
+    if full["mma"]:
+        assert causal["mma"] == visible * full["mma"]
+    else:
+        assert visible * 0.9 < causal["shared_accesses"] / full["shared_accesses"] < visible * 1.25
+
+
+@pytest.mark.parametrize("rung", [r for r in RUNGS if r >= "r06"])
+def test_tensor_cores_do_the_visible_tiles_and_no_more(built: emulation.CpuCheck, rung: str) -> None:
+    """Per 32 x 32 tile and head: Q K^T and P V of 32 x 32 x 64 in products of 16 x 16 (WMMA) or 16 x 8 (mma) x 16."""
+    one = _open(built, rung, Options())
+    columns = 8 if one.arm.config["product"] == MMA_REGISTERS else 16
+    products = 1 if one.arm.config["product"] == WMMA_QK else 2
+    tiles = 2 * (4 * 5 / 2)
+    assert _counters(one, _case(True))["mma"] == tiles * products * (32 * 32 * 64) / (16 * columns * 16)
 
 
 def test_the_swizzle_is_what_removes_the_bank_conflicts(built: emulation.CpuCheck) -> None:

@@ -1,8 +1,8 @@
 """Builds the emulated library of a kernel: nvcc's PTX, translated to C++, with nvcc's own host code.
 
-    .cu --nvcc -ptx--> PTX --translate--> C++ --g++--+
-    .cu --nvcc -c -cudart none (host code)-----------+--> one library that behaves like the rung's own, on the CPU
-    runtime/*.cpp (threads, memory, races, cudart)---+
+    .cu --nvcc -c -keep--> PTX --translate--> C++ --g++--+
+         +---------------> host code, without libcudart--+--> one library that behaves like the rung's own, on the CPU
+    runtime/*.cpp (threads, memory, races, cudart)-------+
 
 As in flashladder.build, a library's name is the hash of what it is made from.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from flashladder.toolchain import Nvcc, cpu_has, find_cxx, find_nvcc
 HERE = Path(__file__).resolve().parent
 RUNTIME = HERE / "runtime"
 NVCC_FLAGS = ("-std=c++20", "-O3", "-Ikernel/include")
-HOST_FLAGS = ("-Xcompiler=-fPIC", "-cudart=none", "-objtemp")
+HOST_FLAGS = ("-Xcompiler=-fPIC", "-cudart=none", "-objtemp", "-lineinfo", "-keep")  # kept: the PTX
 RUNTIME_FLAGS = ("-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 KERNEL_FLAGS = (
     *("-std=c++20", "-fPIC", "-ffp-contract=off", "-w"),
@@ -46,6 +46,8 @@ class EmulatedTarget:
     digest: str
     bound: bool
     optimize: int
+    instances: tuple[str, ...]
+    """Endings of the kernels to translate, as "fp16_d64"; empty: all."""
 
     @property
     def stem(self) -> str:
@@ -65,7 +67,15 @@ def _runtime_digest() -> str:
     return digest.hexdigest()
 
 
-def emulated_target(name: str, source: Path, min_arch: int, *, bound: bool = True, optimize: int = 1) -> EmulatedTarget:
+def emulated_target(
+    name: str,
+    source: Path,
+    min_arch: int,
+    *,
+    bound: bool = True,
+    optimize: int = 1,
+    instances: Collection[str] = (),
+) -> EmulatedTarget:
     """Hash what the emulated library of `source` is made from. The PTX is that of sm_90a when the kernel needs it.
 
     `optimize` is g++'s level for the translated kernels: at 0 a quarter of the build's time, several times the run's.
@@ -78,6 +88,7 @@ def emulated_target(name: str, source: Path, min_arch: int, *, bound: bool = Tru
         arch,
         str(bound),
         str(optimize),
+        *sorted(instances),
         ffi_paths()[0],
         _runtime_digest(),
     ]
@@ -85,7 +96,7 @@ def emulated_target(name: str, source: Path, min_arch: int, *, bound: bool = Tru
     closure = [*source_closure(source), *(source_closure(paths.KERNEL / "binding" / "binding.cc") if bound else [])]
     for file in closure:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
-    return EmulatedTarget(name, source, arch, digest.hexdigest(), bound, optimize)
+    return EmulatedTarget(name, source, arch, digest.hexdigest(), bound, optimize, tuple(sorted(instances)))
 
 
 def _cuda_include(nvcc: Nvcc) -> Path:
@@ -130,12 +141,12 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     gencode = "-gencode=arch=compute_$arch,code=compute_$arch"
     python = shlex.quote(sys.executable)
     lines += [
-        "rule ptx",
-        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} {gencode} -lineinfo -ptx $in -o $out",
-        "rule host",
-        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} {' '.join(HOST_FLAGS)} {gencode} -c $in -o $out",
+        "rule host",  # with -objtemp what nvcc keeps lies beside the object
+        f"  command = rm -rf $stem.kept && mkdir $stem.kept && {nvcc_path} {' '.join([*NVCC_FLAGS, *HOST_FLAGS])} "
+        f"{gencode} -c $in -o $stem.kept/host.o && mv $stem.kept/host.o.ptx $stem.ptx && "
+        "mv $stem.kept/host.o $stem.host.o && rm -r $stem.kept",
         "rule translate",
-        f"  command = {python} -m flashladder.emulator.library $in $out",
+        f"  command = {python} -m flashladder.emulator.library $in $out $instances",
         "rule kernel",
         f"  command = g++ {' '.join(KERNEL_FLAGS)} -O$optimize {include} -c $in -o $out",
         "rule link",
@@ -150,11 +161,11 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
         # The program's object comes last: its findings are printed before the runtime's log is destroyed.
         rule, extra = ("link", binding) if t.bound else ("link_program", program)
         lines += [
-            f"build {stem}.ptx: ptx {source}",
+            f"build {stem}.host.o {stem}.ptx: host {source}",
             f"  arch = {t.arch}",
-            f"build {stem}.host.o: host {source}",
-            f"  arch = {t.arch}",
+            f"  stem = {stem}",
             f"build {stem}.cpp: translate {stem}.ptx",
+            f"  instances = {' '.join(t.instances)}",
             f"build {stem}.o: kernel {stem}.cpp",
             f"  optimize = {t.optimize}",
             f"build {ninja.relative(t.library)}: {rule} {stem}.host.o {stem}.o {' '.join(objects)} {extra}",
@@ -172,13 +183,14 @@ def build_emulated(targets: Sequence[EmulatedTarget], progress: ninja.Progress =
 
 
 def main() -> None:
-    """The build graph's translate step: PTX file -> C++ file."""
+    """The build graph's translate step: PTX file, C++ file, then the instances to translate."""
     from flashladder.emulator.ptx import PtxError
     from flashladder.emulator.translate import translate
 
     source, target = (Path(a) for a in sys.argv[1:3])
+    instances = sys.argv[3:]
     try:
-        text = translate(source.read_text())
+        text = translate(source.read_text(), instances)
     except PtxError as error:
         raise SystemExit(f"error: {error}") from error
     target.write_text(text)

@@ -7,8 +7,8 @@ Registers become local variables, blocks and labels stay what they are, and each
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from textwrap import fill
 
 from flashladder.emulator import ptx
@@ -32,9 +32,16 @@ from flashladder.emulator.ptx import (
 load_all()
 
 
-def translate(text: str) -> str:
-    """The C++ of a PTX module: one registered kernel an .entry. Raises PtxError for what is not modelled."""
-    return _ModuleTranslator(ptx.parse(text)).text()
+def translate(text: str, instances: Collection[str] = ()) -> str:
+    """The C++ of a PTX module: one registered kernel an .entry. Raises PtxError for what is not modelled.
+
+    With `instances` only the entries whose names end with one of them: the others cannot be launched.
+    """
+    module = ptx.parse(text)
+    if instances:
+        unwanted = {f.name for f in module.entries if not f.name.endswith(tuple(instances))}
+        module = replace(module, functions=tuple(f for f in module.functions if f.name not in unwanted))
+    return _ModuleTranslator(module).text()
 
 
 def _identifier(name: str) -> str:

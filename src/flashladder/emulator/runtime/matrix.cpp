@@ -156,6 +156,7 @@ void mma_m16n8_fp16(uint32_t* d, const uint32_t* a, const uint32_t* b, const uin
 // --- wmma --------------------------------------------------------------------------------------------------------
 // The fragment map is like none of the hardware's, so that no kernel comes to depend on one: lane l holds eight
 // consecutive columns of row l % 16, the first eight columns in lanes 0-15. An fp16 fragment has every element twice.
+// Bank conflicts are not counted: they are those of the hardware's map.
 
 namespace {
 
@@ -180,10 +181,14 @@ WmmaArgument wmma_argument(uint32_t* r, bool row_major, uint64_t address, uint32
   if (address % 32) fail(loc, "%s: the matrix is not 32-byte aligned", what);
   if (stride * element_bytes % 16) fail(loc, "%s: a stride of %u elements is no multiple of 16 bytes", what, stride);
   WmmaArgument a{{}, r, row_major, element_bytes, 1};
+  if (const uint64_t offset = address - reinterpret_cast<uint64_t>(window.base); !is_shared && offset < kWindowBytes) {
+    is_shared = true;
+    address = offset;
+  }
   const uint32_t lane = accessed_by(current->lane, element_bytes);
   const uint64_t start = address + (static_cast<uint64_t>(row_of(lane)) * stride + column_of(lane)) * element_bytes;
   for (uint32_t piece = 0; piece < element_bytes / 2; ++piece) {
-    void* p = is_shared ? shared(start + piece * 16, 16, 16, write, what, loc)
+    void* p = is_shared ? shared_without_banks(start + piece * 16, 16, 16, write, what, loc)
                         : generic(start + piece * 16, 16, 16, write, what, loc);
     a.memory[piece] = static_cast<unsigned char*>(p);
   }

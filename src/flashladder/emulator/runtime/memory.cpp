@@ -109,8 +109,6 @@ namespace {
 
 uint32_t dynamic_start, shared_end, static_end;
 
-constexpr uint64_t kWindowBytes = static_cast<uint64_t>(kMaxCluster) << kRankShift;
-
 // So aligned that generic pointers are as aligned as window addresses.
 unsigned char* map_window() {
   void* map =
@@ -176,14 +174,17 @@ unsigned char* shared_pointer(uint64_t address, uint32_t bytes, uint32_t align, 
   return window.base + address;
 }
 
-void* shared_checked(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc) {
+void* shared_without_banks(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc) {
   const bool inside = window.holds(address, bytes) && (address & (align - 1)) == 0;
   unsigned char* p = inside ? window.base + address : shared_pointer(address, bytes, align, what, loc);
-  if (options.races) {
-    const race::Site site = race::site(loc, what, bytes);
-    race::access(me(), address, bytes, write ? race::Kind::write : race::Kind::read, site);
-    banks::record(me(), site, address, bytes);
-  }
+  if (options.races)
+    race::access(me(), address, bytes, write ? race::Kind::write : race::Kind::read, race::site(loc, what, bytes));
+  return p;
+}
+
+void* shared_checked(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc) {
+  void* p = shared_without_banks(address, bytes, align, write, what, loc);
+  if (options.races) banks::record(me(), race::site(loc, what, bytes), address, bytes);
   return p;
 }
 

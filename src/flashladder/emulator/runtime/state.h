@@ -165,8 +165,12 @@ void layout_shared(uint32_t static_bytes, uint32_t dynamic_bytes);
 void poison_shared(uint32_t ranks);
 void select_block(uint32_t rank);  // makes its memory the fast path's
 uint32_t shared_extent();          // bytes from offset 0 to the end of a block's memory
+constexpr uint64_t kWindowBytes = static_cast<uint64_t>(kMaxCluster) << kRankShift;  // of generic addresses
 // Like shared(), but tells the race detector nothing.
 unsigned char* shared_pointer(uint64_t address, uint32_t bytes, uint32_t align, const char* what, Loc);
+
+// shared(), watched for races but not for bank conflicts.
+void* shared_without_banks(uint64_t address, uint32_t bytes, uint32_t align, bool write, const char* what, Loc);
 std::string describe_fault(uint64_t address);  // which allocation is near
 std::string shared_text(uint64_t address);     // "0x40" or "0x40 of rank 1"
 
