@@ -155,19 +155,16 @@ def open_session(selection: Selection) -> Session:
     if (run.path / "run.json").exists():
         run.write_info(resumed(run, here))
     else:
-        commit, dirty = machine.git_state()
-        run.write_info(
-            RunInfo(
-                id=run.path.name,
-                preset=selection.preset,
-                date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                commit=commit,
-                dirty=dirty,
-                machine=here,
-            )
-        )
+        run.write_info(new_info(run, selection.preset, here))
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
     return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed)
+
+
+def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
+    """The info of a run that starts now, from the commit that is checked out."""
+    commit, dirty = machine.git_state()
+    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return RunInfo(id=run.path.name, preset=preset, date=date, commit=commit, dirty=dirty, machine=here)
 
 
 def resumed(run: RunDir, here: Machine) -> RunInfo:

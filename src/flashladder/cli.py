@@ -158,9 +158,9 @@ def _emulation_options(command: F) -> F:
 @_filters
 @_gpu_options
 @click.option(
-    "--on", "where", type=click.Choice(["gpu", "cpu", "both"]), default="gpu", show_default=True, help="Where."
+    "--on", "where", type=click.Choice(["gpu", "cpu", "both"]), default="gpu", show_default=True, help="Where it runs."
 )
-@click.option("--case", "only", multiple=True, metavar="ID", help="Only this case of the gate (cpu); repeatable.")
+@click.option("--case", "only", multiple=True, metavar="ID", help="Only this case of the gate (cpu, both); repeatable.")
 @_emulation_options
 def check(where: str, only: tuple[str, ...], schedule: Schedule, races: str, **kwargs: Any) -> None:
     """Run the correctness gate, on the GPU or, emulated, on the CPU; or run its small cases on both and compare."""

@@ -7,18 +7,17 @@ import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from flashladder import machine, paths
-from flashladder.ablation import Selection, Session
+from flashladder.ablation import Selection, Session, new_info
 from flashladder.arms import ArmSpec
 from flashladder.emulator.device import ASYNC_TIMINGS, SCHEDULES, Options
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.errors import Exit, FlashladderError
 from flashladder.inputs import Case, Family, edge_cases
 from flashladder.ladder import load_ladder
-from flashladder.model import Agreement, CheckRecord, DtypeName, Rung, RunInfo
+from flashladder.model import Agreement, CheckRecord, DtypeName, Rung
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.stages import check_items, compare_with_emulator
@@ -144,19 +143,9 @@ def beside(session: Session, selection: Selection, options: Options, only: Seque
 def open_check(selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
     """The rungs, cases and run directory of an emulated check; raises as select_cases() does."""
     cases = select_cases(selection, only)
-    commit, dirty = machine.git_state()
     name = f"{options.schedule}-{selection.seed}-{'races' if options.races else 'plain'}"
     run = RunDir(selection.out or paths.RESULTS / "cpu" / name)
-    run.write_info(
-        RunInfo(
-            id=run.path.name,
-            preset=selection.preset,
-            date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            commit=commit,
-            dirty=dirty,
-            machine=machine.fingerprint(),
-        )
-    )
+    run.write_info(new_info(run, selection.preset, machine.fingerprint()))
     return CpuCheck(run, load_ladder().select(selection.rungs), cases, options, selection.seed)
 
 
