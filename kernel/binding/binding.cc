@@ -5,20 +5,29 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "rung.h"
+
+#ifdef FLASHLADDER_EMULATED
+extern "C" int cudaMalloc(void**, size_t);  // the emulator's
+extern "C" int cudaFree(void*);
+#endif
 
 namespace {
 
 namespace ffi = tvm::ffi;
 using flashladder::Config;
 using flashladder::Dtype;
+using flashladder::kernel_head_dim;
 using flashladder::Params;
 using flashladder::Strides;
 
@@ -81,6 +90,41 @@ void check_matrix(const char* name, ffi::TensorView x, Shape expected, DLDataTyp
                               << " bytes, which this rung's accesses need; call .clone() or .contiguous() on it";
 }
 
+// Device memory for the parts of split keys, of the caller's allocator and so in the order of its stream.
+#ifdef FLASHLADDER_EMULATED
+struct Free {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+using Parts = std::unique_ptr<void, Free>;
+Parts allocate_floats(int64_t count, DLDevice) {
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, static_cast<size_t>(count) * sizeof(float)) != 0)
+    TVM_FFI_THROW(RuntimeError) << "no memory for the parts of split keys";
+  return Parts(memory);
+}
+float* data_of(Parts& parts) { return static_cast<float*>(parts.get()); }
+bool can_allocate() { return true; }
+#else
+using Parts = ffi::Optional<ffi::Tensor>;
+Parts allocate_floats(int64_t count, DLDevice device) {
+  return ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::Shape{count}, {kDLFloat, 32, 1}, device);
+}
+float* data_of(Parts& parts) { return static_cast<float*>(parts.value().data_ptr()); }
+bool can_allocate() { return TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr; }
+#endif
+
+// Gives the problem room for its parts; without an allocator (tensors that are not PyTorch's) its keys are not split.
+Parts make_parts(const flashladder::Rung& rung, Params& p, DLDevice device) {
+  if (rung.splits == nullptr || !can_allocate()) return {};
+  p.splits = rung.splits(p, device.device_id);
+  if (p.splits == 1) return {};
+  const int64_t rows = int64_t{p.splits} * p.batch * p.heads_q * p.seq_q, head_dim = kernel_head_dim(p.head_dim);
+  Parts parts = allocate_floats(rows * (head_dim + 1), device);
+  p.part_o = data_of(parts);
+  p.part_lse = p.part_o + rows * head_dim;
+  return parts;
+}
+
 void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
              double scale, bool causal) {
   const flashladder::Rung& rung = *flashladder_rung();
@@ -93,8 +137,10 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
                               << " dimensions, expected 4: (batch, heads, seq, head_dim)";
   const Shape q_shape{q.size(0), q.size(1), q.size(2), q.size(3)};
   const Shape kv_shape{q_shape.batch, k.size(1), k.size(2), q_shape.head_dim};
-  if (q_shape.head_dim != 64 && q_shape.head_dim != 128)
-    TVM_FFI_THROW(ValueError) << "head_dim is " << q_shape.head_dim << ", expected 64 or 128";
+  const int64_t d = q_shape.head_dim;
+  if (rung.config.any_head_dim ? d < 8 || d > 128 || d % 8 != 0 : d != 64 && d != 128)
+    TVM_FFI_THROW(ValueError) << "head_dim is " << d << ", expected "
+                              << (rung.config.any_head_dim ? "a multiple of 8 up to 128" : "64 or 128");
   if (q_shape.heads > 0 && (kv_shape.heads == 0 || q_shape.heads % kv_shape.heads != 0))
     TVM_FFI_THROW(ValueError) << "q has " << q_shape.heads << " heads and k has " << kv_shape.heads
                               << ", expected a multiple of k's";
@@ -117,7 +163,7 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
   if (q_shape.batch == 0 || q_shape.heads == 0 || q_shape.rows == 0) return;
 
   constexpr double kLog2E = 1.4426950408889634;
-  const Params params{
+  Params params{
       .q = address_of(q),
       .k = address_of(k),
       .v = address_of(v),
@@ -133,22 +179,55 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
       .heads_kv = static_cast<int32_t>(kv_shape.heads),
       .seq_q = static_cast<int32_t>(q_shape.rows),
       .seq_k = static_cast<int32_t>(kv_shape.rows),
+      .head_dim = static_cast<int32_t>(q_shape.head_dim),
       .scale_log2 = static_cast<float>(scale * kLog2E),
       .causal = causal,
+      .splits = 1,
+      .part_o = nullptr,
+      .part_lse = nullptr,
   };
+  const Parts parts = make_parts(rung, params, device);
   const Dtype dtype = q.dtype().code == kDLFloat ? Dtype::fp16 : Dtype::bf16;
   void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
-  if (const int error = rung.launch(params, dtype, static_cast<int>(q_shape.head_dim), device.device_id, stream))
+  if (const int error = rung.launch(params, dtype, device.device_id, stream))
     TVM_FFI_THROW(RuntimeError) << rung.id << ": launch failed: " << rung.error_name(error);
 }
 
 ffi::String config() {
   const Config& c = flashladder_rung()->config;
+  const std::pair<const char*, int> fields[] = {
+      {"tile_m", c.tile_m},
+      {"tile_n", c.tile_n},
+      {"grid", static_cast<int>(c.grid)},
+      {"reduction", static_cast<int>(c.reduction)},
+      {"access_bytes", c.access_bytes},
+      {"swizzle", static_cast<int>(c.swizzle)},
+      {"threads", c.threads},
+      {"product", static_cast<int>(c.product)},
+      {"stages", c.stages},
+      {"key_warps", c.key_warps},
+      {"splits", c.splits},
+      {"mask_edges", c.mask_edges},
+      {"fold_scale", c.fold_scale},
+      {"lazy_rescale", c.lazy_rescale},
+      {"longest_first", c.longest_first},
+      {"any_head_dim", c.any_head_dim},
+  };
   std::ostringstream json;
-  json << "{\"tile_m\":" << c.tile_m << ",\"tile_n\":" << c.tile_n << ",\"grid\":" << static_cast<int>(c.grid)
-       << ",\"reduction\":" << static_cast<int>(c.reduction) << ",\"access_bytes\":" << c.access_bytes
-       << ",\"swizzle\":" << static_cast<int>(c.swizzle) << ",\"threads\":" << c.threads
-       << ",\"product\":" << static_cast<int>(c.product) << "}";
+  for (const auto& [name, value] : fields)
+    json << (name == fields[0].first ? "{" : ",") << '"' << name << "\":" << value;
+  json << "}";
+  return json.str();
+}
+
+// Bytes of shared memory that kernels ask for at their launch, by name.
+ffi::String dynamic_shared() {
+  const flashladder::Rung& rung = *flashladder_rung();
+  std::ostringstream json;
+  json << "{";
+  for (int i = 0; i < rung.dynamic_shared_count; ++i)
+    json << (i ? "," : "") << '"' << rung.dynamic_shared[i].kernel << "\":" << rung.dynamic_shared[i].bytes;
+  json << "}";
   return json.str();
 }
 
@@ -156,3 +235,4 @@ ffi::String config() {
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(config, config);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(dynamic_shared, dynamic_shared);

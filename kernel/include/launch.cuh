@@ -27,18 +27,38 @@ class DeviceGuard {
   int device_, previous_ = device_;
 };
 
-inline int launch(void (*kernel)(Params), const Config& config, Params p, int device, cudaStream_t stream) {
+// A kernel and how it is launched; `combine` joins the parts of split keys.
+struct Instance {
+  void (*kernel)(Params);
+  int tile_m, threads;
+  int shared_bytes = 0;  // dynamic
+  void (*combine)(Params) = nullptr;
+};
+
+constexpr int kCombineRows = 4;  // a block, one a warp
+constexpr int kDefaultShared = 48 * 1024;
+
+inline int launch(const Instance& instance, Grid grid, Params p, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return guard.error;
-  if (config.grid == Grid::single) {
-    kernel<<<1, config.threads, 0, stream>>>(p);
+  if (instance.shared_bytes > kDefaultShared) {
+    const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    if (const cudaError_t error = cudaFuncSetAttribute(instance.kernel, attribute, instance.shared_bytes)) return error;
+  }
+  if (grid == Grid::single) {
+    instance.kernel<<<1, instance.threads, instance.shared_bytes, stream>>>(p);
     return cudaGetLastError();
   }
-  const unsigned tiles = (p.seq_q + config.tile_m - 1) / config.tile_m;
+  const unsigned tiles = (p.seq_q + instance.tile_m - 1) / instance.tile_m;
   const int batch = p.batch;
   for (int done = 0; done < batch; done += kMaxGridYZ) {
     p.batch = batch - done < kMaxGridYZ ? batch - done : kMaxGridYZ;
-    kernel<<<dim3(tiles, p.heads_q, p.batch), config.threads, 0, stream>>>(p);
+    const dim3 blocks(tiles * p.splits, p.heads_q, p.batch);
+    instance.kernel<<<blocks, instance.threads, instance.shared_bytes, stream>>>(p);
+    if (p.splits > 1) {
+      const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q * p.seq_q;
+      instance.combine<<<(rows + kCombineRows - 1) / kCombineRows, kCombineRows * 32, 0, stream>>>(p);
+    }
     if (const cudaError_t error = cudaGetLastError()) return error;
     const int64_t step = p.batch;
     p.q = static_cast<const uint16_t*>(p.q) + step * p.q_strides.batch;
@@ -50,28 +70,30 @@ inline int launch(void (*kernel)(Params), const Config& config, Params p, int de
   return cudaSuccess;
 }
 
+inline const char* error_name(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+
 }  // namespace flashladder
 
-#define FLASHLADDER_KERNEL(NAME, T, D, CONFIG)                                                                       \
-  extern "C" __global__ void __launch_bounds__(CONFIG.threads) NAME(const __grid_constant__ flashladder::Params p) { \
-    forward<T, D>(p);                                                                                                \
-  }
-
 // Kernels are extern "C" so that their names are stable and rebuilding gives the same bytes.
-#define FLASHLADDER_RUNG(ID, CONFIG)                                                                      \
-  FLASHLADDER_KERNEL(ID##_fp16_d64, __half, 64, CONFIG)                                                   \
-  FLASHLADDER_KERNEL(ID##_fp16_d128, __half, 128, CONFIG)                                                 \
-  FLASHLADDER_KERNEL(ID##_bf16_d64, __nv_bfloat16, 64, CONFIG)                                            \
-  FLASHLADDER_KERNEL(ID##_bf16_d128, __nv_bfloat16, 128, CONFIG)                                          \
-  extern "C" const flashladder::Rung* flashladder_rung() {                                                \
-    using namespace flashladder;                                                                          \
-    static const Rung rung{#ID, CONFIG,                                                                   \
-                           [](const Params& p, Dtype dtype, int head_dim, int device, void* stream) {     \
-                             const bool fp16 = dtype == Dtype::fp16;                                      \
-                             auto* kernel = head_dim == 64 ? (fp16 ? ID##_fp16_d64 : ID##_bf16_d64)       \
-                                                           : (fp16 ? ID##_fp16_d128 : ID##_bf16_d128);    \
-                             return launch(kernel, CONFIG, p, device, static_cast<cudaStream_t>(stream)); \
-                           },                                                                             \
-                           [](int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }};  \
-    return &rung;                                                                                         \
+#define FLASHLADDER_KERNEL(NAME, BOUNDS, CALL) \
+  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p) { CALL; }
+
+// One kernel for each dtype and head dimension, from the rung's `forward<T, D>(params)`.
+#define FLASHLADDER_RUNG(ID, CONFIG)                                                                             \
+  FLASHLADDER_KERNEL(ID##_fp16_d64, (CONFIG.threads), (forward<__half, 64>(p)))                                  \
+  FLASHLADDER_KERNEL(ID##_fp16_d128, (CONFIG.threads), (forward<__half, 128>(p)))                                \
+  FLASHLADDER_KERNEL(ID##_bf16_d64, (CONFIG.threads), (forward<__nv_bfloat16, 64>(p)))                           \
+  FLASHLADDER_KERNEL(ID##_bf16_d128, (CONFIG.threads), (forward<__nv_bfloat16, 128>(p)))                         \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                                       \
+    using namespace flashladder;                                                                                 \
+    static const Rung rung{#ID, CONFIG,                                                                          \
+                           [](const Params& p, Dtype dtype, int device, void* stream) {                          \
+                             const bool fp16 = dtype == Dtype::fp16;                                             \
+                             auto* kernel = p.head_dim == 64 ? (fp16 ? ID##_fp16_d64 : ID##_bf16_d64)            \
+                                                             : (fp16 ? ID##_fp16_d128 : ID##_bf16_d128);         \
+                             const Instance instance{kernel, CONFIG.tile_m, CONFIG.threads};                     \
+                             return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream)); \
+                           },                                                                                    \
+                           error_name};                                                                          \
+    return &rung;                                                                                                \
   }

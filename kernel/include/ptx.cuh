@@ -29,22 +29,40 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// ldmatrix: four 8 x 8 matrices of 16-bit elements. Lane 8 i + r gives the address of row r (16 bytes) of matrix i and
-// receives columns 2 (lane % 4) and the next of row lane / 4 of each. "memory": it reads what other threads stored.
-// https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-ldmatrix
-__device__ __forceinline__ void ldmatrix(uint32_t (&matrices)[4], const void* row) {
+// ldmatrix: four 8 x 8 matrices of 16-bit elements. Lane 8 i + r gives the shared address of row r (16 bytes) of matrix
+// i and receives columns 2 (lane % 4) and the next of row lane / 4 of each. "memory": it reads what other threads
+// stored. https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-ldmatrix
+__device__ __forceinline__ void ldmatrix(uint32_t (&matrices)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
 // The same, each matrix transposed: rows 2 (lane % 4) and the next of column lane / 4.
-__device__ __forceinline__ void ldmatrix_trans(uint32_t (&matrices)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_trans(uint32_t (&matrices)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+
+// cp.async: 16 bytes from global to shared memory past the registers and L1; `bytes` (16 or 0) are read, the rest is
+// zero-filled. Both addresses are multiples of 16; `source` need not be readable when bytes is 0.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async
+__device__ __forceinline__ void cp_async(void* destination, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(destination)), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
+// Closes this thread's group of copies issued since the last one; a group may be empty.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` of this thread's groups are incomplete.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // mma.m16n8k16: d += a b with fp32 accumulators. A lane holds rows g = lane / 4 and g + 8, columns c = 2 (lane % 4) and

@@ -17,9 +17,13 @@ struct Params {
   void* o;
   float* lse;
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
-  int32_t batch, heads_q, heads_kv, seq_q, seq_k;
+  int32_t batch, heads_q, heads_kv, seq_q, seq_k, head_dim;
   float scale_log2;  // softmax scale x log2(e): scores are kept in the base-2 domain
   bool causal;       // bottom-right aligned: query q sees key k when k <= q + seq_k - seq_q
+  // Keys split among blocks: O of each part (splits, batch, heads_q, seq_q, its kernel's head_dim), normalised, and the
+  // base-2 logarithm of its sum. 1: no parts.
+  int32_t splits;
+  float *part_o, *part_lse;
 };
 
 enum class Dtype : int32_t { fp16, bf16 };
@@ -57,17 +61,39 @@ struct Config {
   Swizzle swizzle;
   int32_t threads;
   Product product = Product::scalar;
+  int32_t stages = 0;       // most K and V tiles in shared memory, filled by cp.async; 0: one, filled through registers
+  int32_t key_warps = 1;    // warps of a block that share its rows and split the keys of a tile
+  int32_t splits = 1;       // 0: small grids run smaller tiles, and blocks that share query rows split the keys
+  bool mask_edges = false;  // compare with the visible keys only in tiles that some row does not see whole
+  bool fold_scale = false;  // softmax scale and subtraction of the maximum in one FMA
+  int32_t lazy_rescale =
+      -1;  // O is rescaled when a maximum grew by more than this, in powers of two; -1: in every tile
+  bool longest_first = false;  // query tiles with the most keys start first
+  bool any_head_dim = false;   // head_dim: any multiple of 8 up to 128; else 64 and 128 alone
 };
 
-// Enqueues the kernel on `stream` (a cudaStream_t of `device`); returns a cudaError_t. head_dim is 64 or 128.
-using Launch = int (*)(const Params&, Dtype, int head_dim, int device, void* stream);
+// Enqueues the kernels on `stream` (a cudaStream_t of `device`); returns a cudaError_t.
+using Launch = int (*)(const Params&, Dtype, int device, void* stream);
+
+// A kernel that asks for shared memory at its launch.
+struct DynamicShared {
+  const char* kernel;
+  int32_t bytes;
+};
 
 struct Rung {
   const char* id;
   Config config;
   Launch launch;
   const char* (*error_name)(int);
+  // Into how many parts launch() splits the keys of this problem on this device when given room for them.
+  int (*splits)(const Params&, int device);
+  const DynamicShared* dynamic_shared;
+  int32_t dynamic_shared_count;
 };
+
+// Head dimension of the kernel that computes `head_dim`: K, V and the parts of O are that wide inside it.
+constexpr int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
 
 }  // namespace flashladder
 

@@ -22,6 +22,8 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 // Two neighbouring elements as one register, `low` in the low half.
 __device__ __forceinline__ uint32_t pack(__half, float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);

@@ -40,6 +40,9 @@ class Memory(Protocol):
     def rounding(self, dtype: DtypeName) -> Callable[[Any], Any]:
         """float64 -> nearest fp16/bf16 -> float64."""
 
+    def begin(self, case_id: str) -> None:
+        """Called before the first run of a case."""
+
     def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
         """Write values into views, then `call`, in stream order; returns when the work of that order is done."""
 
@@ -69,6 +72,9 @@ class HostMemory:
                 return x.astype(NUMPY_DTYPES[dtype]).astype(np.float64)
 
         return round_trip
+
+    def begin(self, case_id: str) -> None:
+        pass
 
     def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
         for view, values in writes:
@@ -114,6 +120,9 @@ class CudaMemory:
 
     def rounding(self, dtype: DtypeName) -> Callable[[Any], Any]:
         return lambda x: x.to(self.dtypes[dtype]).to(self.torch.float64)
+
+    def begin(self, case_id: str) -> None:
+        pass
 
     def _shaped(self, values: np.ndarray) -> Any:
         return self.upload(np.array(values, order="C").reshape(-1)).view(values.shape)

@@ -222,6 +222,7 @@ def check_case(arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[
             seed=seed,
         )
 
+    memory.begin(case.id)
     tensors = allocate(case, memory)
     found: Distance | None = None
     for number, (problem, poison) in enumerate(zip(problems, POISONS, strict=True)):

@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashladder import machine, paths
@@ -18,6 +18,7 @@ from flashladder.errors import Exit, FlashladderError
 from flashladder.inputs import Case, Family, edge_cases
 from flashladder.ladder import load_ladder
 from flashladder.model import Agreement, CheckRecord, DtypeName, Rung
+from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.stages import check_items, compare_with_emulator
@@ -26,16 +27,16 @@ from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 MAX_WORK = 4_000_000
 """Largest batch x heads x rows x keys x head_dim, tiles filled up: about two seconds on a core, races looked for."""
 SWEEP: tuple[tuple[DtypeName, int, tuple[Family, ...]], ...] = (
-    ("fp16", 64, ("edge", "values", "layout", "repeat")),
-    ("bf16", 128, ("edge", "repeat")),
+    ("fp16", 64, ("edge", "values", "layout", "repeat", "split", "head_dim")),
+    ("bf16", 128, ("edge", "repeat", "head_dim")),
 )
 """Without filters: the other element type and head dimension run the edges alone."""
 
 
 def work(case: Case) -> int:
-    """How much an emulated run of the case costs, in multiply-adds of 32 x 32 tiles."""
+    """How much an emulated run of the case costs, in multiply-adds of 16 x 32 tiles."""
     s = case.cell.shape
-    return s.batch * s.heads_q * -(-s.seq_q // 32) * -(-s.seq_k // 32) * 32 * 32 * s.head_dim
+    return s.batch * s.heads_q * -(-s.seq_q // 16) * -(-s.seq_k // 32) * 16 * 32 * s.head_dim
 
 
 def cpu_cases(selection: Selection) -> list[Case]:
@@ -55,6 +56,11 @@ def cpu_cases(selection: Selection) -> list[Case]:
     ]
 
 
+def concerns(case: Case, rung: Rung) -> bool:
+    """Whether the case can show more of this rung than the edges do: split keys only where keys are split."""
+    return case.family != "split" or "splits" in load_ladder().changes_up_to(rung)
+
+
 @dataclass
 class CpuCheck:
     """An emulated check in progress."""
@@ -69,8 +75,13 @@ class CpuCheck:
 
     def build(self, progress: Progress = silent) -> None:
         """Translate and compile the rungs; raises BuildError when one cannot be."""
-        instances = {f"{c.cell.dtype}_d{c.cell.shape.head_dim}" for c in self.cases}
-        targets = [emulated_target(r.id, paths.ROOT / r.source, r.min_arch, instances=instances) for r in self.rungs]
+        instances = {f"{c.cell.dtype}_d{kernel_head_dim(c.cell.shape.head_dim)}" for c in self.cases}
+        targets = [
+            emulated_target(
+                r.id, paths.ROOT / r.source, r.min_arch, instances=instances, optimize=0 if r.has_tensor_cores else 1
+            )
+            for r in self.rungs
+        ]
         failures = build_emulated(targets, progress)
         for target in targets:
             library = require(target, failures)
@@ -79,7 +90,12 @@ class CpuCheck:
 
     def check(self, progress: Progress = silent) -> list[CheckRecord]:
         """Run what is not recorded, on all cores; returns the records of these cases."""
-        items = [CheckItem(arm=spec, case=case) for case in self.cases for spec in self.specs]
+        items = [
+            CheckItem(arm=spec, case=case)
+            for case in self.cases
+            for spec, rung in zip(self.specs, self.rungs, strict=True)
+            if concerns(case, rung)
+        ]
         job = CheckJob(items=(), seed=self.seed, emulation=self.options)
         records = check_items(self.run, items, job, progress, workers=os.cpu_count() or 1)
         wanted = {case.id for case in self.cases}
@@ -93,8 +109,8 @@ class CpuCheck:
         items = [
             AgreementItem(gpu=on_gpu[spec.name], emulated=spec, case=case)
             for case in self.cases
-            for spec in self.specs
-            if spec.name in on_gpu
+            for spec, rung in zip(self.specs, self.rungs, strict=True)
+            if spec.name in on_gpu and concerns(case, rung)
         ]
         job = AgreementJob(items=(), seed=self.seed, emulation=self.options)
         return compare_with_emulator(self.run, items, job, progress, workers=os.cpu_count() or 1)
@@ -137,6 +153,7 @@ def select_cases(selection: Selection, only: Sequence[str] = ()) -> list[Case]:
 
 def beside(session: Session, selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
     """The emulated counterpart of a run on the GPU, for compare(); raises as select_cases() does."""
+    options = replace(options, multiprocessors=machine.fingerprint().sm_count)  # so that both choose the same kernels
     return CpuCheck(session.run, session.rungs, select_cases(selection, only), options, selection.seed)
 
 

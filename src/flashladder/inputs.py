@@ -12,7 +12,7 @@ import numpy as np
 from flashladder.arrays import NUMPY_DTYPES
 from flashladder.model import Cell, DtypeName, Shape
 
-Family = Literal["suite", "edge", "values", "layout", "repeat"]
+Family = Literal["suite", "edge", "values", "layout", "repeat", "split", "grid", "head_dim"]
 Values = tuple[np.ndarray, np.ndarray, np.ndarray]
 GUARD = 512
 """Elements of guard around every tensor: 1 KiB, so that views stay 16-byte aligned."""
@@ -214,6 +214,11 @@ def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: A
 
 # --- the cases ------------------------------------------------------------------------------------------------------
 
+SPLIT_LENGTHS = ((1, 1100), (3, 1600), (1, 3600), (16, 2100), (40, 1100))
+"""Few rows and many keys: where keys are split, in 1 to 7 parts on 132 SMs, of (1, 3600) the last without a key."""
+GRID_LENGTHS = ((129, 129), (65, 63), (40, 77))
+OTHER_HEAD_DIMS = {64: (8, 40), 128: (72, 120)}
+"""Kernel head dimension -> head dimensions that it may be padded from."""
 EDGE_LENGTHS = (
     (1, 1),
     (1, 77),
@@ -254,6 +259,12 @@ def edge_cases(dtype: DtypeName, head_dim: int) -> Iterator[Case]:
         yield Case("edge", _cell(2, (4, 2), (33, 33), head_dim, dtype, causal))
         yield Case("edge", _cell(2, (3, 1), (40, 65), head_dim, dtype, causal), scale=0.3)
         yield Case("edge", _cell(1, (2, 2), (40, 65), head_dim, dtype, causal), scale=-0.2)
+        for lengths in SPLIT_LENGTHS:
+            yield Case("split", _cell(1, (1, 1), lengths, head_dim, dtype, causal))
+        for lengths in GRID_LENGTHS:
+            yield Case("grid", _cell(25, (4, 2), lengths, head_dim, dtype, causal))
+        for other in OTHER_HEAD_DIMS[head_dim]:
+            yield Case("head_dim", _cell(1, (2, 1), (33, 65), other, dtype, causal))
         for values in VALUES:
             if values != "normal":
                 yield Case("values", _cell(1, (1, 1), (70, 97), head_dim, dtype, causal), values)

@@ -76,6 +76,14 @@ class Ladder:
                 return rung
         raise FlashladderError(f"no rung {rung_id!r}; the ladder has {', '.join(r.id for r in self.rungs)}")
 
+    def changes_up_to(self, rung: Rung) -> set[str]:
+        """The configuration fields that the rung or one of its ancestors changed."""
+        changed = set(rung.changes)
+        while rung.parent is not None:
+            rung = self[rung.parent]
+            changed |= set(rung.changes)
+        return changed
+
     def select(self, names: tuple[str, ...]) -> tuple[Rung, ...]:
         """The rungs that `names` (ids or their unambiguous prefixes) stand for, in ladder order; all when empty."""
         if not names:

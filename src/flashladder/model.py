@@ -57,6 +57,10 @@ class Rung(Record, frozen=True, kw_only=True):
     """Opcode prefixes that the machine code must contain on every architecture."""
     predictions: tuple[Prediction, ...] = ()
 
+    @property
+    def has_tensor_cores(self) -> bool:
+        return any(opcode.startswith(("HMMA", "HGMMA")) for opcode in self.sass)
+
     def runs_on(self, arch: str) -> bool:
         """Whether the rung can be built for `arch` (sm_NN or sm_NNa)."""
         return int(re.sub(r"\D", "", arch)) >= self.min_arch

@@ -24,6 +24,13 @@ class Library:
     forward: Forward
     config: dict[str, int]
     """The Config that the library was compiled with (kernel/include/rung.h)."""
+    dynamic_shared: dict[str, int]
+    """Kernel -> bytes of shared memory that it asks for at its launch."""
+
+
+def kernel_head_dim(head_dim: int) -> int:
+    """Head dimension of the kernel that computes `head_dim` (kernel/include/rung.h)."""
+    return 64 if head_dim <= 64 else 128
 
 
 def load(path: Path) -> Library:
@@ -31,4 +38,9 @@ def load(path: Path) -> Library:
     import tvm_ffi
 
     module = tvm_ffi.load_module(str(path))
-    return Library(path=path, forward=module.forward, config=json.loads(str(module.config())))
+    return Library(
+        path=path,
+        forward=module.forward,
+        config=json.loads(str(module.config())),
+        dynamic_shared=json.loads(str(module.dynamic_shared())),
+    )

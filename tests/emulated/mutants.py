@@ -11,6 +11,7 @@ from pathlib import Path
 from flashladder import check, paths
 from flashladder.arms import ArmSpec
 from flashladder.arrays import HostMemory
+from flashladder.build import INCLUDE, source_closure
 from flashladder.emulator.device import EmulatedArm, EmulatedMemory, Emulator, Options
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.inputs import Case
@@ -18,10 +19,11 @@ from flashladder.model import CheckRecord, Rung
 
 SEED = 9
 SYNCHRONISATION = re.compile(
-    r"^[ ]*(?:__syncthreads\(\)|__syncwarp\([^;]*\)|[\w:]*(?:fence|barrier|cp_async_wait|mbarrier_wait|wgmma_wait|"
-    r"bulk_wait|setmaxnreg|arrive|wait)[\w]*\([^;]*\));.*$",
-    re.MULTILINE,
+    r"(?<=[ ])(?:__syncthreads\(\)|__syncwarp\([^;]*\)|[\w:]*(?:fence|barrier|cp_async_wait|mbarrier_wait|wgmma_wait|"
+    r"bulk_wait|setmaxnreg|arrive|wait)[\w]*(?:<[^;]*>)?\([^;]*\));",
 )
+WRAPPERS = {"ptx.cuh", "launch.cuh"}
+"""Headers that define synchronisation or have none of the kernels'."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,16 @@ class Mutant:
 
 
 def without_each_synchronisation(rung: Rung) -> Iterator[Mutant]:
-    """One mutant for every synchronising statement of the rung, with that statement removed."""
-    source = (paths.ROOT / rung.source).read_text()
-    for match in SYNCHRONISATION.finditer(source):
-        line = source.count("\n", 0, match.end()) + 1
-        statement = match.group().strip().split(";")[0]
-        mutated = source[: match.start()] + source[match.end() :]
-        yield Mutant(rung, f"{rung.id}:{line} without {statement}", mutated)
+    """One mutant for every synchronising statement of the rung or its headers, with that statement empty."""
+    file = paths.ROOT / rung.source
+    source = file.read_text()
+    for path in [file, *(f for f in source_closure(file) if f.parent == INCLUDE and f.name not in WRAPPERS)]:
+        text = path.read_text()
+        for match in SYNCHRONISATION.finditer(text):
+            line = text.count("\n", 0, match.end()) + 1
+            mutated = text[: match.start()] + ";" + text[match.end() :]
+            name = f"{rung.id}, {path.name}:{line} without {match.group()}"
+            yield Mutant(rung, name, mutated) if path == file else Mutant(rung, name, source, (path.name, mutated))
 
 
 def replaced(rung: Rung, name: str, old: str, new: str, header: str | None = None) -> Mutant:
@@ -61,10 +66,11 @@ def _problems(case: Case) -> tuple[check.Problem, ...]:
     return check.pose(case, HostMemory(), SEED)
 
 
-def _one_kernel(launch: str) -> str:
-    """launch.cuh with the instance for fp16 and head_dim 64 alone: a quarter of the build."""
-    lines = [line for line in launch.splitlines(True) if not re.search(r"KERNEL\(ID##_(?!fp16_d64)", line)]
-    return re.sub("ID##_(fp16_d128|bf16_d64|bf16_d128)", "ID##_fp16_d64", "".join(lines))
+def _one_kernel(header: str) -> str:
+    """A header whose macros make the instance for fp16 and head_dim 64 alone: a quarter of the build."""
+    other = "fp16_d128|bf16_d64|bf16_d128"
+    lines = [line for line in header.splitlines(True) if not re.search(rf"KERNELS?\((?:ID, |ID##_)(?:{other})", line)]
+    return re.sub(rf"(ID##_|ID, |instances_)(?:{other})", r"\1fp16_d64", "".join(lines))
 
 
 def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
@@ -73,10 +79,11 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
     for number, mutant in enumerate(mutants):
         directory = folder / str(number)
         directory.mkdir(parents=True)
+        headers = {file.name: file.read_text() for file in INCLUDE.iterdir()} | dict([mutant.header or ("", "")])
+        for name, text in headers.items():
+            if name:
+                (directory / name).write_text(_one_kernel(text))
         (directory / "mutant.cu").write_text(mutant.source)
-        (directory / "launch.cuh").write_text(_one_kernel((paths.KERNEL / "include" / "launch.cuh").read_text()))
-        if mutant.header:
-            (directory / mutant.header[0]).write_text(mutant.header[1])
         targets.append(
             emulated_target(
                 f"mutant-{mutant.rung.id}",
@@ -88,6 +95,12 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
         )
     failures = build_emulated(targets)
     return [require(target, failures) for target in targets]
+
+
+def code(library: Path) -> str:
+    """The PTX that a library was made from, without the debug information that names its source."""
+    lines = library.with_suffix(".ptx").read_text().splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith((".file", ".b8")))
 
 
 def noticed(library: Path, cases: Sequence[Case], options: Sequence[Options]) -> CheckRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ T = TypeVar("T")
 Schedule = Literal["fifo", "reverse", "random", "priority"]
 AsyncTiming = Literal["early", "late", "random"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+SMS = (132, 1, 6)
+"""Sizes of device: a rung that chooses its kernel by the number of SMs chooses every one for some small problem."""
 ASYNC_TIMINGS: tuple[AsyncTiming, ...] = get_args(AsyncTiming)
 
 
@@ -34,6 +37,8 @@ class Options:
     seed: int = 1
     races: bool = True
     poison: bool = True
+    multiprocessors: int | None = None
+    """Of the device that the host code asks about; None: another number from case to case."""
 
 
 class _Options(ctypes.Structure):
@@ -46,6 +51,7 @@ class _Options(ctypes.Structure):
         ("races", ctypes.c_int32),
         ("poison", ctypes.c_int32),
         ("max_reports", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
     )
 
 
@@ -84,6 +90,7 @@ class Emulator:
             int(options.races),
             int(options.poison),
             8,
+            options.multiprocessors or SMS[0],
         )
         self._lib.emu_configure(ctypes.byref(raw))
         self._lib.emu_reset()
@@ -112,13 +119,14 @@ class Emulator:
 class EmulatedMemory(HostMemory):
     """Memory of one emulated library. A run that raced or faulted raises RuntimeError with the emulator's words.
 
-    Each run takes the next seed, so that repeats of a case see other interleavings.
+    Each run of a case takes the next seed, so that repeats see other interleavings.
     """
 
     def __init__(self, emulator: Emulator, options: Options) -> None:
         self._emulator = emulator
         self._options = options
         self._runs = 0
+        self._multiprocessors = options.multiprocessors or SMS[0]
         self.counters: dict[str, int] = {}
         """Counters of the last run."""
 
@@ -127,8 +135,13 @@ class EmulatedMemory(HostMemory):
         copy[...] = flat
         return copy
 
+    def begin(self, case_id: str) -> None:
+        self._multiprocessors = self._options.multiprocessors or SMS[zlib.crc32(case_id.encode()) % len(SMS)]
+        self._runs = 0
+
     def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
-        self._emulator.configure(replace(self._options, seed=self._options.seed + self._runs))
+        seed = self._options.seed + self._runs
+        self._emulator.configure(replace(self._options, seed=seed, multiprocessors=self._multiprocessors))
         self._runs += 1
         result = super().run(writes, call)
         self.counters = self._emulator.counters()

@@ -14,7 +14,7 @@
 namespace {
 
 constexpr size_t kDefaultShared = 48 << 10, kMaxBlockShared = 232448;
-constexpr int kMultiprocessors = 132, kMaxThreads = 1024;
+constexpr int kMaxThreads = 1024;
 
 struct Function {
   std::string name;
@@ -278,7 +278,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cud
       const auto& c = config->attrs[i].val.clusterDim;
       size = static_cast<int>(c.x * c.y * c.z);
     }
-  *clusters = size ? kMultiprocessors / size : 0;
+  *clusters = size ? emu::options.multiprocessors / size : 0;
   return cudaSuccess;
 }
 
@@ -335,7 +335,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (device != 0) return set_error(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
+      *value = emu::options.multiprocessors;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
@@ -372,7 +372,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   std::strcpy(p->name, "flashladder emulator");
   p->major = 9;
   p->warpSize = 32;
-  p->multiProcessorCount = kMultiprocessors;
+  p->multiProcessorCount = emu::options.multiprocessors;
   p->maxThreadsPerBlock = kMaxThreads;
   p->sharedMemPerBlock = kDefaultShared;
   p->sharedMemPerBlockOptin = kMaxBlockShared;

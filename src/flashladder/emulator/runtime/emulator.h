@@ -31,6 +31,7 @@ struct Options {
   int32_t races = 0;   // 1: vector-clock race detector on shared memory, mbarriers and the async proxy
   int32_t poison = 1;  // 1: shared memory and in-flight destinations hold NaN patterns
   int32_t max_reports = 8;
+  int32_t multiprocessors = 132;  // of the device that the host code asks about
 };
 
 struct Counters {

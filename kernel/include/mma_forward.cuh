@@ -1,0 +1,538 @@
+// The forward pass on mma.sync and ldmatrix, whose fragments have a documented layout. A block owns tile_m query rows
+// and walks the keys they see, tile by tile. A warp owns whole rows, 16 a fragment, so scores, weights and O stay in
+// its registers: the accumulators of Q K^T are, rounded, the left operand of P V. The lanes of a quad share a row.
+#pragma once
+
+#include "launch.cuh"
+#include "plan.h"
+#include "softmax.cuh"
+#include "swizzle.h"
+#include "tensor.cuh"
+
+namespace flashladder {
+
+constexpr int kHalfShared = 113 * 1024;  // of the 227 KB that the blocks of a Hopper SM share
+
+template <Config C, class T, int D>
+struct MmaForward {
+  static constexpr int kM = C.tile_m, kN = C.tile_n, kChunks = D / 8;
+  static constexpr int kKeyWarps = C.key_warps, kRowWarps = C.threads / 32 / kKeyWarps;
+  static constexpr int kWarpM = kM / kRowWarps, kWarpN = kN / kKeyWarps;
+  static constexpr int kFragments = kWarpM / 16;                // of the m16n8k16 product, one above the other
+  static constexpr bool kQInRegisters = kFragments * D <= 128;  // 32 registers; more are read again for every tile
+  static constexpr bool kSplit = C.splits != 1 && kKeyWarps > 1;
+  static constexpr int kTileBytes = 2 * kN * D * sizeof(T);  // of K and V
+  // The third stage is worth less than a second block on the SM.
+  static constexpr int kStages = C.stages > 2 && kM * D * sizeof(T) + C.stages* kTileBytes > kHalfShared ? 2 : C.stages;
+  static constexpr int kBuffers = kStages > 0 ? kStages : 1;
+  static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0 && kWarpM * kRowWarps == kM && kWarpN * kKeyWarps == kN);
+  static_assert(C.stages != 1, "0: through registers; 2 or more: by cp.async");
+
+  struct Shared {
+    Chunk<T> q[kM][kChunks];
+    union {
+      struct {
+        Chunk<T> k[kBuffers][kN][kChunks], v[kBuffers][kN][kChunks];
+      };
+      struct {
+        float2 o[kKeyWarps][kM][D / 2];
+        float row_max[kKeyWarps][kM], row_sum[kKeyWarps][kM];
+      } part;  // of the warps that share rows, for their sum; key_warps > 1 alone
+    };
+  };
+  static constexpr int kSharedBytes = kKeyWarps > 1 ? sizeof(Shared) : offsetof(Shared, k) + kBuffers * kTileBytes;
+
+  using Scores = float[kFragments][kWarpN / 8][4];
+  using Output = float[kFragments][D / 8][4];
+  using Fragment = uint32_t[4];
+  using QFragments = Fragment[kQInRegisters ? D / 16 : 1][kFragments];
+
+  // A lane's rows (row, row + 8 of each fragment, from the block's first) and, in each 8 columns, its first of two.
+  struct Lane {
+    int index, row, column;
+  };
+
+  static __device__ int place(int row, int chunk) {
+    return C.swizzle == Swizzle::xor_chunk ? swizzle_chunk(row, chunk) : chunk;
+  }
+
+  struct Rows {
+    float max[kFragments][2], sum[kFragments][2];  // sums: of this lane's columns alone
+    bool scaled;  // scores are multiplied before the maximum is subtracted, not in one FMA with it
+  };
+
+  // Whether the tensors have the 16-byte chunk: a head_dim between the kernels' is padded with zeros in shared memory.
+  static __device__ bool is_column(int chunk, int head_dim) { return !C.any_head_dim || chunk * 8 < head_dim; }
+
+  // Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN.
+  template <int kRows>
+  static __device__ void load_tile(Chunk<T> (&tile)[kRows][kChunks], const T* source, int64_t row_stride, int first,
+                                   int rows, int head_dim) {
+    constexpr int kPass = C.threads / kChunks;  // rows that the block's threads cover at once
+    static_assert(C.threads % kChunks == 0 && kRows % kPass == 0);
+    const int thread_row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+    const T* from = source + (first + thread_row) * row_stride + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kPass, from += kPass * row_stride) {
+      const int row = i + thread_row;
+      const bool inside = first + row < rows && is_column(chunk, head_dim);
+      Chunk<T>* to = &tile[row][place(row, chunk)];
+      if constexpr (kStages > 0) {
+        ptx::cp_async(to, inside ? from : source, inside ? 16 : 0);
+      } else {
+        uint4 x = {};
+        if (inside) x = *reinterpret_cast<const uint4*>(from);
+        *reinterpret_cast<uint4*>(to) = x;
+      }
+    }
+  }
+
+  // Shared address of a lane's row of fragments, at chunk 0 or 1; `at` moves it by an even number of chunks. Not kept
+  // over the loop for every chunk: those would be registers.
+  template <int kRows>
+  static __device__ uint32_t row_address(const Chunk<T> (&tile)[kRows][kChunks], int row, int chunk) {
+    return ptx::shared_address(&tile[row][place(row, chunk)]);
+  }
+  static __device__ uint32_t at(uint32_t address, int chunks) {
+    return C.swizzle == Swizzle::xor_chunk ? address ^ chunks * 16 : address + chunks * 16;
+  }
+  static constexpr int kRowBytes = D * sizeof(T);
+
+  static __device__ void load_q(Fragment (&q)[kFragments], uint32_t q_row, int d) {
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) ptx::ldmatrix(q[f], at(q_row, d * 2) + f * 16 * kRowBytes);
+  }
+
+  // Scores of the warp's rows against its keys of the tile: s[.][n] covers keys 8 n to 8 n + 7 of them.
+  static __device__ void multiply_qk(Scores& s, const QFragments& q_registers, uint32_t q_row, uint32_t k_row) {
+#pragma unroll
+    for (int d = 0; d < D / 16; ++d) {
+      Fragment q[kFragments];
+      if constexpr (!kQInRegisters) load_q(q, q_row, d);
+#pragma unroll
+      for (int n = 0; n < kWarpN / 8; n += 2) {
+        uint32_t k[4];
+        ptx::ldmatrix(k, at(k_row, d * 2) + n * 8 * kRowBytes);
+#pragma unroll
+        for (int f = 0; f < kFragments; ++f) {
+          const Fragment& rows =
+              kQInRegisters ? q_registers[kQInRegisters ? d : 0][f] : static_cast<const Fragment&>(q[f]);
+          ptx::mma<T>(s[f][n], rows, k[0], k[1]);
+          ptx::mma<T>(s[f][n + 1], rows, k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  // o[.][n] += P V for output columns 8 n to 8 n + 7.
+  static __device__ void multiply_pv(Output& o, Scores& weights, Rows& rows, float factor, uint32_t v_row) {
+#pragma unroll
+    for (int block = 0; block < kWarpN / 16; ++block) {
+      exponentiate(weights, rows, factor, block * 2);
+      uint32_t p[kFragments][4];
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+        const auto &low = weights[f][block * 2], &high = weights[f][block * 2 + 1];
+        p[f][0] = pack(T(), low[0], low[1]);
+        p[f][1] = pack(T(), low[2], low[3]);
+        p[f][2] = pack(T(), high[0], high[1]);
+        p[f][3] = pack(T(), high[2], high[3]);
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; n += 2) {
+        uint32_t v[4];
+        ptx::ldmatrix_trans(v, at(v_row, n) + block * 16 * kRowBytes);
+#pragma unroll
+        for (int f = 0; f < kFragments; ++f) {
+          ptx::mma<T>(o[f][n], p[f], v[0], v[1]);
+          ptx::mma<T>(o[f][n + 1], p[f], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  static __device__ void scale(Scores& s, float factor) {
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int n = 0; n < kWarpN / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[f][n][i] = to_log2_domain(s[f][n][i], factor);
+      }
+    }
+  }
+
+  // Scales scores that no FMA scales later, and masks them. query, key: those of the lane's s[0][0][0].
+  static __device__ void finish_scores(Scores& s, const Params& p, int query, int key, bool is_edge) {
+    if (!C.fold_scale || p.scale_log2 <= 0.f) scale(s, p.scale_log2);
+    if (C.mask_edges && !is_edge) return;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int visible = visible_keys(p, query + f * 16 + r * 8);
+#pragma unroll
+        for (int n = 0; n < kWarpN / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (key + n * 8 + i >= visible) s[f][n][r * 2 + i] = -CUDART_INF_F;
+        }
+      }
+    }
+  }
+
+  // Turns scores into weights 2^(scale s - max) and keeps max, sum and O in step. key: that of the lane's s[.][0][0].
+  static __device__ float raise_max(Scores& s, Output& o, Rows& rows, float scale_log2) {
+    float factor = C.fold_scale && scale_log2 > 0.f ? scale_log2 : 1.f;
+    float new_max[kFragments][2];
+    bool grew = false;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float m = s[f][0][r * 2];
+#pragma unroll
+        for (int n = 0; n < kWarpN / 8; ++n) m = fmaxf(m, fmaxf(s[f][n][r * 2], s[f][n][r * 2 + 1]));
+        new_max[f][r] = fmaxf(rows.max[f][r], quad_max(m) * factor);
+        grew |= new_max[f][r] > rows.max[f][r] + static_cast<float>(C.lazy_rescale);
+      }
+    }
+    if (C.lazy_rescale < 0 || __any_sync(kFullWarp, grew)) {
+      bool large = false;
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float rescale = ptx::ex2(rows.max[f][r] - finite_max(new_max[f][r]));
+          rows.max[f][r] = new_max[f][r];
+          large |= fabsf(finite_max(new_max[f][r])) > 65536.f;
+          rows.sum[f][r] *= rescale;
+#pragma unroll
+          for (int n = 0; n < D / 8; ++n) {
+            o[f][n][r * 2] *= rescale;
+            o[f][n][r * 2 + 1] *= rescale;
+          }
+        }
+      }
+      if (C.fold_scale) rows.scaled = __any_sync(kFullWarp, large);
+    }
+    if (C.fold_scale && factor != 1.f && rows.scaled) {
+      scale(s, factor);
+      factor = 1.f;
+    }
+    return factor;
+  }
+
+  // Scores of two groups of 8 keys, from group n on, become weights.
+  static __device__ void exponentiate(Scores& s, Rows& rows, float factor, int n) {
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float m = finite_max(rows.max[f][r]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& x = s[f][n + i / 2][r * 2 + i % 2];
+          x = ptx::ex2(C.fold_scale ? fmaf(x, factor, -m) : x - m);
+          rows.sum[f][r] += x;
+        }
+      }
+    }
+  }
+
+  static __device__ void run(const Params& p) {
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
+    const int batch = blockIdx.z, head = blockIdx.y;
+    const int splits = kSplit ? p.splits : 1, split = blockIdx.x % splits;
+    const int m_tile = C.longest_first ? (gridDim.x - 1 - blockIdx.x) / splits : blockIdx.x / splits, m0 = m_tile * kM;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp % kRowWarps * kWarpM, warp_key = warp / kRowWarps * kWarpN;
+    const Lane at{lane, warp_row + lane / 4, lane % 4 * 2};
+    const T* q = head_base(static_cast<const T*>(p.q), p.q_strides, batch, head);
+    const T* k = head_base(static_cast<const T*>(p.k), p.k_strides, batch, kv_head(p, head));
+    const T* v = head_base(static_cast<const T*>(p.v), p.v_strides, batch, kv_head(p, head));
+    const int tiles = ceil_div(visible_keys(p, min(m0 + kM, p.seq_q) - 1), kN), share = ceil_div(tiles, splits);
+    const int first = split * share, end = min(tiles, first + share);
+
+    const auto load_kv = [&](int tile) {
+      if (tile < end) {
+        load_tile(smem.k[tile % kBuffers], k, p.k_strides.row, tile * kN, p.seq_k, p.head_dim);
+        load_tile(smem.v[tile % kBuffers], v, p.v_strides.row, tile * kN, p.seq_k, p.head_dim);
+      }
+      if constexpr (kStages > 0) ptx::cp_async_commit();
+    };
+
+    load_tile(smem.q, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
+    if constexpr (kStages > 0) {
+      ptx::cp_async_commit();
+#pragma unroll
+      for (int i = 0; i < kStages - 1; ++i) load_kv(first + i);
+      ptx::cp_async_wait<kStages - 1>();
+    }
+    __syncthreads();
+    QFragments q_registers;
+    const uint32_t q_row = row_address(smem.q, warp_row + lane % 16, lane / 16);
+    if constexpr (kQInRegisters) {
+#pragma unroll
+      for (int d = 0; d < D / 16; ++d) load_q(q_registers[d], q_row, d);
+    }
+
+    Output o = {};
+    Rows rows;
+    rows.scaled = false;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        rows.max[f][r] = -CUDART_INF_F;
+        rows.sum[f][r] = 0.f;
+      }
+    }
+    const int all_visible = visible_keys(p, m0 + warp_row);  // to every row of the warp
+
+    for (int tile = first; tile < end; ++tile) {
+      if constexpr (kStages > 0) {
+        ptx::cp_async_wait<kStages - 2>();
+        __syncthreads();  // the tile has arrived, and the tile before it is consumed
+        load_kv(tile + kStages - 1);
+      } else {
+        load_kv(tile);
+        __syncthreads();
+      }
+      const int buffer = tile % kBuffers, first_key = tile * kN + warp_key;
+      Scores s = {};
+      multiply_qk(s, q_registers, q_row,
+                  row_address(smem.k[buffer], warp_key + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+      finish_scores(s, p, m0 + at.row, first_key + at.column, first_key + kWarpN > all_visible);
+      const float factor = raise_max(s, o, rows, p.scale_log2);
+      multiply_pv(o, s, rows, factor, row_address(smem.v[buffer], warp_key + lane % 16, lane / 16));
+      if constexpr (kStages == 0) __syncthreads();  // the tile is consumed
+    }
+
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) rows.sum[f][r] = quad_sum(rows.sum[f][r]);
+    }
+    if constexpr (kKeyWarps > 1)
+      add_and_store(p, smem, o, rows, at, batch, head, m0, warp / kRowWarps, split);
+    else
+      store(p, smem, o, rows, at, batch, head, m0, warp_row);
+  }
+
+  // O goes through the place of the warp's rows of Q, so that global memory sees 16-byte stores.
+  static __device__ void store(const Params& p, Shared& smem, const Output& o, const Rows& rows, const Lane& at,
+                               int batch, int head, int m0, int warp_row) {
+    __syncwarp();  // every lane has read its Q, even when the loop ran no tile
+    float* lse = head_base(p.lse, p.lse_strides, batch, head);
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = at.row + f * 16 + r * 8;
+        const float inverse = inverse_sum(rows.sum[f][r]);
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+          reinterpret_cast<uint32_t&>(smem.q[row][place(row, n)].x[at.column]) =
+              pack(T(), o[f][n][r * 2] * inverse, o[f][n][r * 2 + 1] * inverse);
+        if (at.column == 0 && m0 + row < p.seq_q)
+          lse[(m0 + row) * p.lse_strides.row] = log_sum_exp(rows.max[f][r], rows.sum[f][r]);
+      }
+    }
+    __syncwarp();
+    T* out = head_base(static_cast<T*>(p.o), p.o_strides, batch, head);
+#pragma unroll
+    for (int i = at.index; i < kWarpM * kChunks; i += 32) {
+      const int row = warp_row + i / kChunks, chunk = i % kChunks;
+      if (m0 + row < p.seq_q && is_column(chunk, p.head_dim))
+        reinterpret_cast<uint4*>(out + (m0 + row) * p.o_strides.row)[chunk] =
+            reinterpret_cast<const uint4&>(smem.q[row][place(row, chunk)]);
+    }
+  }
+
+  // Where two neighbouring columns of a part of O lie: the 8 rows that a warp writes at once cover all banks.
+  static __device__ int place_pair(int row, int pair) { return pair ^ (row & 7) * 4; }
+
+  // The warps that share rows leave their parts in shared memory; a thread sums four columns at a time.
+  static __device__ void add_and_store(const Params& p, Shared& smem, const Output& o, const Rows& rows, const Lane& at,
+                                       int batch, int head, int m0, int part, int split) {
+    __syncthreads();  // K and V are consumed
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = at.row + f * 16 + r * 8;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+          smem.part.o[part][row][place_pair(row, n * 4 + at.column / 2)] =
+              make_float2(o[f][n][r * 2], o[f][n][r * 2 + 1]);
+        if (at.column == 0) {
+          smem.part.row_max[part][row] = rows.max[f][r];
+          smem.part.row_sum[part][row] = rows.sum[f][r];
+        }
+      }
+    }
+    __syncthreads();
+    float* lse = head_base(p.lse, p.lse_strides, batch, head);
+    T* out = head_base(static_cast<T*>(p.o), p.o_strides, batch, head);
+    constexpr int kQuads = D / 4;
+    for (int i = threadIdx.x; i < kM * kQuads; i += C.threads) {
+      const int row = i / kQuads, quad = i % kQuads;
+      if (m0 + row >= p.seq_q || !is_column(quad / 2, p.head_dim)) continue;
+      float row_max = -CUDART_INF_F, row_sum = 0.f;
+      float4 sum = {};
+#pragma unroll
+      for (int w = 0; w < kKeyWarps; ++w) row_max = fmaxf(row_max, smem.part.row_max[w][row]);
+#pragma unroll
+      for (int w = 0; w < kKeyWarps; ++w) {
+        const float weight = ptx::ex2(smem.part.row_max[w][row] - finite_max(row_max));
+        const float4 x = *reinterpret_cast<const float4*>(&smem.part.o[w][row][place_pair(row, quad * 2)]);
+        row_sum += weight * smem.part.row_sum[w][row];
+        sum.x += weight * x.x;
+        sum.y += weight * x.y;
+        sum.z += weight * x.z;
+        sum.w += weight * x.w;
+      }
+      const float inverse = inverse_sum(row_sum);
+      sum = {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse};
+      if (kSplit && p.splits > 1) {
+        const int64_t head_row = (static_cast<int64_t>(split) * p.batch + batch) * p.heads_q + head;
+        const int64_t part_row = head_row * p.seq_q + m0 + row;
+        *reinterpret_cast<float4*>(p.part_o + part_row * D + quad * 4) = sum;
+        if (quad == 0) p.part_lse[part_row] = row_sum == 0.f ? -CUDART_INF_F : row_max + ptx::lg2(row_sum);
+      } else {
+        reinterpret_cast<uint2*>(out + (m0 + row) * p.o_strides.row)[quad] =
+            make_uint2(pack(T(), sum.x, sum.y), pack(T(), sum.z, sum.w));
+        if (quad == 0) lse[(m0 + row) * p.lse_strides.row] = log_sum_exp(row_max, row_sum);
+      }
+    }
+  }
+};
+
+// Weighs the parts of a row, one a split, by their sums. A warp owns a row; a part that saw no key weighs nothing.
+template <class T, int D>
+__device__ void combine_splits(const Params& p) {
+  const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q * p.seq_q;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineRows + threadIdx.x / 32;
+  if (i >= rows) return;
+  constexpr int kColumns = D / 32;  // a lane's
+  const int column = threadIdx.x % 32 * kColumns;
+  float max_lse = -CUDART_INF_F, total = 0.f, sum[kColumns] = {};
+  for (int s = 0; s < p.splits; ++s) max_lse = fmaxf(max_lse, p.part_lse[s * rows + i]);
+  for (int s = 0; s < p.splits; ++s) {
+    const float weight = ptx::ex2(p.part_lse[s * rows + i] - finite_max(max_lse));
+    total += weight;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sum[c] += weight * p.part_o[(s * rows + i) * D + column + c];
+  }
+  const int row = i % p.seq_q, head = i / p.seq_q % p.heads_q, batch = i / p.seq_q / p.heads_q;
+  const float inverse = inverse_sum(total);
+  T* out = head_base(static_cast<T*>(p.o), p.o_strides, batch, head) + row * p.o_strides.row + column;
+#pragma unroll
+  for (int c = 0; c < kColumns; c += 2)
+    if (column < p.head_dim) *reinterpret_cast<uint32_t*>(out + c) = pack(T(), sum[c] * inverse, sum[c + 1] * inverse);
+  if (threadIdx.x % 32 == 0)
+    head_base(p.lse, p.lse_strides, batch, head)[row * p.lse_strides.row] = log_sum_exp(max_lse, total);
+}
+
+// The kernels for smaller grids: fewer rows a block; four warps share them and split the keys of a tile.
+constexpr Config with_rows(Config config, int rows, int head_dim) {
+  config.tile_m = rows;
+  config.tile_n = 8192 / head_dim;
+  config.stages = 2;  // 64 KB, so that a GPU with 100 KB an SM runs them too
+  config.key_warps = 64 / rows;
+  return config;
+}
+constexpr Config medium(Config config, int head_dim) { return with_rows(config, 32, head_dim); }
+constexpr Config small(Config config, int head_dim) { return with_rows(config, 16, head_dim); }
+
+template <Config C, class T, int D>
+Instance mma_instance(void (*kernel)(Params), void (*combine)(Params) = nullptr) {
+  return {kernel, C.tile_m, C.threads, MmaForward<C, T, D>::kSharedBytes, combine};
+}
+
+inline Plan plan_on(const Params& p, int device) {
+  int sms = 1;
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  return plan(p, sms);
+}
+
+}  // namespace flashladder
+
+#define FLASHLADDER_MMA_KERNEL(NAME, CONFIG, T, D) \
+  FLASHLADDER_KERNEL(NAME, (CONFIG.threads, 1), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
+
+// One kernel for each dtype and head dimension.
+#define FLASHLADDER_MMA_RUNG(ID, CONFIG)                                                                         \
+  FLASHLADDER_MMA_KERNEL(ID##_fp16_d64, CONFIG, __half, 64)                                                      \
+  FLASHLADDER_MMA_KERNEL(ID##_fp16_d128, CONFIG, __half, 128)                                                    \
+  FLASHLADDER_MMA_KERNEL(ID##_bf16_d64, CONFIG, __nv_bfloat16, 64)                                               \
+  FLASHLADDER_MMA_KERNEL(ID##_bf16_d128, CONFIG, __nv_bfloat16, 128)                                             \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                                       \
+    using namespace flashladder;                                                                                 \
+    static const Instance instances[2][2] = {                                                                    \
+        {mma_instance<CONFIG, __half, 64>(ID##_fp16_d64), mma_instance<CONFIG, __half, 128>(ID##_fp16_d128)},    \
+        {mma_instance<CONFIG, __nv_bfloat16, 64>(ID##_bf16_d64),                                                 \
+         mma_instance<CONFIG, __nv_bfloat16, 128>(ID##_bf16_d128)}};                                             \
+    static const DynamicShared shared[] = {{#ID "_fp16_d64", instances[0][0].shared_bytes},                      \
+                                           {#ID "_fp16_d128", instances[0][1].shared_bytes},                     \
+                                           {#ID "_bf16_d64", instances[1][0].shared_bytes},                      \
+                                           {#ID "_bf16_d128", instances[1][1].shared_bytes}};                    \
+    static const Rung rung{#ID,                                                                                  \
+                           CONFIG,                                                                               \
+                           [](const Params& p, Dtype dtype, int device, void* stream) {                          \
+                             const Instance& instance = instances[static_cast<int>(dtype)][p.head_dim > 64];     \
+                             return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream)); \
+                           },                                                                                    \
+                           error_name,                                                                           \
+                           nullptr,                                                                              \
+                           shared,                                                                               \
+                           4};                                                                                   \
+    return &rung;                                                                                                \
+  }
+
+#define FLASHLADDER_PLANNED_KERNELS(ID, SUFFIX, CONFIG, T, D)                                                         \
+  constexpr flashladder::Config ID##_medium_config_##SUFFIX = flashladder::medium(CONFIG, D);                         \
+  constexpr flashladder::Config ID##_small_config_##SUFFIX = flashladder::small(CONFIG, D);                           \
+  FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, CONFIG, T, D)                                                                 \
+  FLASHLADDER_MMA_KERNEL(ID##_medium_##SUFFIX, ID##_medium_config_##SUFFIX, T, D)                                     \
+  FLASHLADDER_MMA_KERNEL(ID##_small_##SUFFIX, ID##_small_config_##SUFFIX, T, D)                                       \
+  FLASHLADDER_KERNEL(ID##_combine_##SUFFIX, (flashladder::kCombineRows * 32), (flashladder::combine_splits<T, D>(p))) \
+  const flashladder::Instance ID##_instances_##SUFFIX[] = {                                                           \
+      flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX),                                                         \
+      flashladder::mma_instance<ID##_medium_config_##SUFFIX, T, D>(ID##_medium_##SUFFIX, ID##_combine_##SUFFIX),      \
+      flashladder::mma_instance<ID##_small_config_##SUFFIX, T, D>(ID##_small_##SUFFIX, ID##_combine_##SUFFIX)};
+
+#define FLASHLADDER_PLANNED_SHARED(ID, SUFFIX)                             \
+  {#ID "_" #SUFFIX, ID##_instances_##SUFFIX[0].shared_bytes},              \
+      {#ID "_medium_" #SUFFIX, ID##_instances_##SUFFIX[1].shared_bytes}, { \
+    #ID "_small_" #SUFFIX, ID##_instances_##SUFFIX[2].shared_bytes         \
+  }
+
+// A kernel a tile size for each dtype and head dimension; plan.h chooses.
+#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                                                                       \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                                                    \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                                                  \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                                             \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                                           \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                                         \
+    using namespace flashladder;                                                                                   \
+    static const Instance* const instances[2][2] = {{ID##_instances_fp16_d64, ID##_instances_fp16_d128},           \
+                                                    {ID##_instances_bf16_d64, ID##_instances_bf16_d128}};          \
+    static const DynamicShared shared[] = {                                                                        \
+        FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),                       \
+        FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)};                      \
+    static const Rung rung{#ID,                                                                                    \
+                           CONFIG,                                                                                 \
+                           [](const Params& p, Dtype dtype, int device, void* stream) {                            \
+                             const int tile = static_cast<int>(plan_on(p, device).tile);                           \
+                             const Instance& instance = instances[static_cast<int>(dtype)][p.head_dim > 64][tile]; \
+                             return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream));   \
+                           },                                                                                      \
+                           error_name,                                                                             \
+                           [](const Params& p, int device) { return plan_on(p, device).splits; },                  \
+                           shared,                                                                                 \
+                           12};                                                                                    \
+    return &rung;                                                                                                  \
+  }
