@@ -153,7 +153,7 @@ def open_session(selection: Selection) -> Session:
     run = RunDir(selection.out or default_run_path(selection.preset))
     here = machine.fingerprint()
     if (run.path / "run.json").exists():
-        run.write_info(resumed(run, here))
+        run.write_info(resumed(run, here, selection.preset))
     else:
         run.write_info(new_info(run, selection.preset, here))
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
@@ -167,12 +167,16 @@ def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
     return RunInfo(id=run.path.name, preset=preset, date=date, commit=commit, dirty=dirty, machine=here)
 
 
-def resumed(run: RunDir, here: Machine) -> RunInfo:
+def resumed(run: RunDir, here: Machine, preset: str) -> RunInfo:
     """The run's info when it goes on here: another card may, since every comparison stays within a cell and so a card.
+
+    The run is of the larger of its presets.
 
     Raises EnvironmentInvalidError when more than the card differs.
     """
     info = run.info
+    if len(preset_cells(load_presets()[preset])) > len(preset_cells(load_presets()[info.preset])):
+        info = msgspec.structs.replace(info, preset=preset)
     if msgspec.structs.replace(here, gpu_digest=info.machine.gpu_digest) != info.machine:
         raise EnvironmentInvalidError(
             f"{run.path} was made on another machine ({_differences(info.machine, here)}); give another --out"

@@ -190,12 +190,22 @@ def test_another_card_of_the_same_kind_resumes_and_is_named(tmp_path: Path) -> N
     run.write_info(msgspec.structs.replace(run.info, machine=msgspec.structs.replace(run.info.machine, gpu_digest="a")))
     here = msgspec.structs.replace(run.info.machine, gpu_digest="0123456789ab")
     for _ in range(2):
-        run.write_info(ablation.resumed(run, here))
+        run.write_info(ablation.resumed(run, here, "quick"))
         assert run.info.cards == ("0123456789ab",)
-    run.write_info(ablation.resumed(run, run.info.machine))
+    run.write_info(ablation.resumed(run, run.info.machine, "quick"))
     assert run.info.cards == ("0123456789ab",)
     with pytest.raises(EnvironmentInvalidError, match="driver"):
-        ablation.resumed(run, msgspec.structs.replace(here, driver="1"))
+        ablation.resumed(run, msgspec.structs.replace(here, driver="1"), "quick")
+
+
+def test_a_run_that_goes_on_with_a_larger_preset_is_of_that_preset(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    here = run.info.machine
+    presets = []
+    for preset in ("quick", "default", "full", "quick"):
+        run.write_info(ablation.resumed(run, here, preset))
+        presets.append(run.info.preset)
+    assert presets[-3:] == ["default", "full", "full"]
 
 
 def test_the_pinned_runs_diagnosis_is_what_the_code_gives() -> None:
