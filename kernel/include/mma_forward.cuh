@@ -72,7 +72,7 @@ struct MmaForward {
     static_assert(C.threads % kChunks == 0 && kRows % kPass == 0);
     const int thread_row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
     const T* from = source + (first + thread_row) * row_stride + chunk * 8;
-#pragma unroll
+#pragma unroll(kStages > 0 ? 16 : 2)
     for (int i = 0; i < kRows; i += kPass, from += kPass * row_stride) {
       const int row = i + thread_row;
       const bool inside = first + row < rows && is_column(chunk, head_dim);
@@ -461,6 +461,10 @@ inline Plan plan_on(const Params& p, int device) {
 }  // namespace flashladder
 
 #define FLASHLADDER_MMA_KERNEL(NAME, CONFIG, T, D) \
+  FLASHLADDER_KERNEL(NAME, (CONFIG.threads), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
+
+// The bound of one block keeps ptxas from spilling for the sake of more.
+#define FLASHLADDER_MMA_KERNEL_ONE_BLOCK(NAME, CONFIG, T, D) \
   FLASHLADDER_KERNEL(NAME, (CONFIG.threads, 1), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
 
 // One kernel for each dtype and head dimension.
@@ -496,8 +500,8 @@ inline Plan plan_on(const Params& p, int device) {
   constexpr flashladder::Config ID##_medium_config_##SUFFIX = flashladder::medium(CONFIG, D);                         \
   constexpr flashladder::Config ID##_small_config_##SUFFIX = flashladder::small(CONFIG, D);                           \
   FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, CONFIG, T, D)                                                                 \
-  FLASHLADDER_MMA_KERNEL(ID##_medium_##SUFFIX, ID##_medium_config_##SUFFIX, T, D)                                     \
-  FLASHLADDER_MMA_KERNEL(ID##_small_##SUFFIX, ID##_small_config_##SUFFIX, T, D)                                       \
+  FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_medium_##SUFFIX, ID##_medium_config_##SUFFIX, T, D)                           \
+  FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_small_##SUFFIX, ID##_small_config_##SUFFIX, T, D)                             \
   FLASHLADDER_KERNEL(ID##_combine_##SUFFIX, (flashladder::kCombineRows * 32), (flashladder::combine_splits<T, D>(p))) \
   const flashladder::Instance ID##_instances_##SUFFIX[] = {                                                           \
       flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX),                                                         \

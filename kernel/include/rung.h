@@ -17,12 +17,12 @@ struct Params {
   void* o;
   float* lse;
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
-  int32_t batch, heads_q, heads_kv, seq_q, seq_k, head_dim;
+  int32_t batch, heads_q, heads_kv, seq_q, seq_k;
   float scale_log2;  // softmax scale x log2(e): scores are kept in the base-2 domain
   bool causal;       // bottom-right aligned: query q sees key k when k <= q + seq_k - seq_q
   // Keys split among blocks: O of each part (splits, batch, heads_q, seq_q, its kernel's head_dim), normalised, and the
   // base-2 logarithm of its sum. 1: no parts.
-  int32_t splits;
+  int32_t splits, head_dim;
   float *part_o, *part_lse;
 };
 

@@ -61,6 +61,7 @@ class AgreementItem(Record, frozen=True, kw_only=True):
     gpu: ArmSpec
     emulated: ArmSpec
     case: Case
+    tensor_cores: bool
 
 
 class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
@@ -156,7 +157,8 @@ def _run_agreements(job: AgreementJob, emit: Emit) -> None:
     for number, item in enumerate(job.items):
         emit(At(item=number, arm=item.gpu.name))
         values = values_of(item.case, seed_of(item.case, job.seed))
-        emit(AgreementDone(record=compare(gpu(item.gpu), emulated(item.emulated), item.case, values, job.seed)))
+        record = compare(gpu(item.gpu), emulated(item.emulated), item.case, values, job.seed, item.tensor_cores)
+        emit(AgreementDone(record=record))
 
 
 def _run_timings(job: TimingJob, emit: Emit) -> None:

@@ -76,6 +76,20 @@ def test_what_agrees(case: Case, change: Change, status: str) -> None:
     assert (record.reason is None) == (status != "differs")
 
 
+def test_tensor_cores_may_round_one_weight_to_the_other_side() -> None:
+    def moved(by: float) -> Change:
+        def change(o: np.ndarray, lse: np.ndarray) -> None:
+            o[..., 3, 2] += np.float16(by)
+
+        return change
+
+    largest = float(np.abs(values_of(NORMAL, 4)[2]).max())
+    for by, on_scalars, on_tensor_cores in ((2**-12, "differs", "within tolerance"), (2**-9, "differs", "differs")):
+        arms = (changed(moved(by * largest)), MEMORY), (PyArm("r", MEMORY, right), MEMORY)
+        found = [compare(*arms, NORMAL, values_of(NORMAL, 4), 4, tensor_cores=t).status for t in (False, True)]
+        assert found == [on_scalars, on_tensor_cores]
+
+
 @pytest.mark.parametrize("case", [*CASES, *edge_cases("bf16", 128)], ids=lambda c: c.id)
 def test_the_same_answer_agrees_on_every_case(case: Case) -> None:
     record = run(case, nothing)

@@ -53,18 +53,24 @@ def test_every_rung_builds_for_every_architecture(built: list[BuildRecord]) -> N
     for record in built:
         assert record.status == "built", record.reason
         assert record.archs == build.ALL_ARCHS
-        assert len(record.kernels) == 4 * len(build.ALL_ARCHS)
+        per_arch = {"r12_kv_split": 16, "r13_tuned": 16}.get(record.rung, 4)
+        assert len(record.kernels) == per_arch * len(build.ALL_ARCHS)
         assert all(k.sass for k in record.kernels)
 
 
 def test_one_change_a_rung_and_its_evidence_in_the_machine_code(built: list[BuildRecord]) -> None:
     assert build.static_faults(RUNGS, built) == []
-    assert all(len(r.changes) == 1 for r in RUNGS if r.parent)
+    assert all(len(r.changes) == 1 or r.change.startswith("retune: ") for r in RUNGS if r.parent)
+
+
+SPILLING = ("r00_naive", "r09_large_tiles", "r10_fold_scale")
+"""A row of O in a thread; 32 rows of O and 64 keys of scores in a warp, beside copies that pass through registers."""
 
 
 def test_nothing_spills_but_what_the_lock_allows(built: list[BuildRecord]) -> None:
     spilling = {k.kernel for r in built for k in r.kernels if k.spill_store_bytes or k.spill_load_bytes}
-    assert spilling <= {"r00_naive_fp16_d128", "r00_naive_bf16_d128"}
+    most_registers = {f"{rung}_{dtype}_d128" for rung in SPILLING for dtype in ("fp16", "bf16")}
+    assert spilling <= most_registers
 
 
 def test_resources_match_the_lock(built: list[BuildRecord]) -> None:
