@@ -179,10 +179,10 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
       .heads_kv = static_cast<int32_t>(kv_shape.heads),
       .seq_q = static_cast<int32_t>(q_shape.rows),
       .seq_k = static_cast<int32_t>(kv_shape.rows),
-      .head_dim = static_cast<int32_t>(q_shape.head_dim),
       .scale_log2 = static_cast<float>(scale * kLog2E),
       .causal = causal,
       .splits = 1,
+      .head_dim = static_cast<int32_t>(q_shape.head_dim),
       .part_o = nullptr,
       .part_lse = nullptr,
   };

@@ -30,7 +30,7 @@ inline Plan plan(const Params& p, int sms) {
   };
   const int64_t enough = (3 * static_cast<int64_t>(sms) + 3) / 4;
   const int64_t most_splits = std::max(1, p.seq_k / kKeysPerSplit);
-  if (blocks(kLargeRows) >= enough) return {Tile::large, 1};
+  if (p.seq_q > kLargeRows / 2 && blocks(kLargeRows) >= enough) return {Tile::large, 1};
   const bool is_medium = p.seq_q > kSmallRows && blocks(kMediumRows) * most_splits >= enough;
   const int64_t splits = sms / blocks(is_medium ? kMediumRows : kSmallRows);
   return {is_medium ? Tile::medium : Tile::small, static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits))};

@@ -132,11 +132,12 @@ class CudaMemory:
         # Staged first: a copy from pageable host memory would wait for the producer and hide a wrong stream.
         staged = [(view, self._shaped(values)) for view, values in writes]
         torch.cuda.synchronize()
-        with torch.cuda.stream(self.stream):
-            if staged:
-                torch.cuda._sleep(self.PRODUCER_CYCLES)
-            for view, values in staged:
-                view.copy_(values)
-            result = call()
-        self.stream.synchronize()
-        return result
+        try:
+            with torch.cuda.stream(self.stream):
+                if staged:
+                    torch.cuda._sleep(self.PRODUCER_CYCLES)
+                for view, values in staged:
+                    view.copy_(values)
+                return call()
+        finally:  # a call that raised leaves writes behind, into memory that the caller is about to free
+            self.stream.synchronize()

@@ -285,10 +285,16 @@ def _lock_content(records: Sequence[BuildRecord]) -> dict[str, dict[str, object]
 
 
 def write_lock(records: Sequence[BuildRecord]) -> Path:
-    """Record the resources of every kernel, one line a kernel, for the compiler that built them."""
+    """Record the resources of the rungs' kernels, one line a kernel, for the compiler that built them.
+
+    What the lock holds of other rungs stays.
+    """
     file = lock_path(records[0].compiler)
     file.parent.mkdir(exist_ok=True)
-    rows = [f'"{k}": {msgspec.json.encode(v).decode()}' for k, v in _lock_content(records).items()]
+    old = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
+    rebuilt = tuple(f"{r.rung}_" for r in records)
+    content = {k: v for k, v in old.items() if not k.startswith(rebuilt)} | _lock_content(records)
+    rows = [f'"{k}": {msgspec.json.encode(v).decode()}' for k, v in sorted(content.items())]
     file.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     return file
 

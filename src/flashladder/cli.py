@@ -17,7 +17,7 @@ from tqdm import tqdm
 from flashladder import __version__, ablation, agreement, doctor, emulation, machine, rundir, summary, tables
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
-from flashladder.errors import Exit, FlashladderError
+from flashladder.errors import BuildError, Exit, FlashladderError
 from flashladder.ladder import load_ladder, load_presets
 from flashladder.model import DTYPES, MASKS, Prediction
 from flashladder.ninja import Progress
@@ -137,12 +137,13 @@ def build(rungs: tuple[str, ...], archs: tuple[str, ...], update_lock: bool) -> 
     with _bar("build", "step") as progress:
         records, _ = build_rungs(None, chosen, ablation.target_archs(archs), progress)
     click.echo(ablation.resource_table(records))
-    built = [r for r in records if r.status == "built"]
-    if update_lock:
-        click.echo(f"wrote {building.write_lock(built)}")
     ablation.raise_on_build_faults(chosen, records)
-    if not update_lock and built:
-        click.echo(building.check_lock(built))
+    if not records:
+        raise BuildError(f"no chosen rung runs on {', '.join(archs)}; see min_arch in experiments/ladder.toml")
+    if update_lock:
+        click.echo(f"wrote {building.write_lock(records)}")
+    else:
+        click.echo(building.check_lock(records))
 
 
 def _emulation_options(command: F) -> F:

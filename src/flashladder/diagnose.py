@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -229,7 +228,7 @@ def _compare(arm: _Arm, other: _Arm, relation: Relation, floor: float) -> Compar
     )
     if len(shared) < stats.MIN_QUADS:
         return comparison(verdict="insufficient samples")
-    pair = stats.paired(_ns(arm, shared), _ns(other, shared), _seed(cell.id, *names))
+    pair = stats.paired(_ns(arm, shared), _ns(other, shared))
     return comparison(
         verdict="ambiguous",
         ratio=_rounded(pair.ratio),
@@ -241,10 +240,6 @@ def _compare(arm: _Arm, other: _Arm, relation: Relation, floor: float) -> Compar
 
 def _ns(arm: _Arm, blocks: Iterable[int]) -> NDArray[np.float64]:
     return np.asarray([arm.blocks[block] for block in blocks], dtype=np.float64)
-
-
-def _seed(*names: str) -> int:
-    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big")
 
 
 def _decide(raw: list[Comparison]) -> list[Comparison]:

@@ -155,7 +155,12 @@ def fingerprint() -> Machine:
 
 
 def git_state() -> tuple[str, bool]:
-    """The checkout's commit and whether tracked files differ from it; ("unknown", False) outside git."""
+    """The checkout's commit and whether tracked files differ from it; ("unknown", False) outside git.
+
+    FLASHLADDER_COMMIT names it for a copy that is no checkout, though it may lie inside one.
+    """
+    if commit := os.environ.get("FLASHLADDER_COMMIT"):
+        return commit, False
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=True
@@ -168,5 +173,5 @@ def git_state() -> tuple[str, bool]:
             check=True,
         ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("FLASHLADDER_COMMIT", "unknown"), False
+        return "unknown", False
     return commit, bool(status.strip())

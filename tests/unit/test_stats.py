@@ -86,7 +86,7 @@ def test_yuen_needs_two_samples() -> None:
 
 def test_ratio_is_the_exponential_of_the_trimmed_mean() -> None:
     arm, other = arms_with([-9.0, -5.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 3.0, 7.0])
-    result = stats.paired(arm, other, seed=0)
+    result = stats.paired(arm, other)
     assert result.ratio == pytest.approx(math.exp(0.035))
     assert result.n == 10
     assert result.p == stats.yuen(stats.log_quads(arm, other))[1]
@@ -100,26 +100,33 @@ def test_interval_agrees_with_a_plain_bootstrap() -> None:
     means = [np.sort(rng.choice(q, 50))[10:40].mean() for _ in range(10_000)]
     expected = np.quantile(means, [0.025, 0.975])
     # A 2.5 % quantile of 10,000 resamples has a standard error of about 2.5 % of the bootstrap deviation.
-    assert np.log(stats.paired(arm, other, seed=5).ci) == pytest.approx(expected, abs=0.15 * float(np.std(means)))
+    assert np.log(stats.paired(arm, other).ci) == pytest.approx(expected, abs=0.15 * float(np.std(means)))
 
 
-def test_interval_is_determined_by_the_seed() -> None:
-    arm, other = arms_with(np.random.default_rng(3).normal(0, 0.01, 50).tolist())
-    assert stats.paired(arm, other, seed=1) == stats.paired(arm, other, seed=1)
-    assert stats.paired(arm, other, seed=1).ci != stats.paired(arm, other, seed=2).ci
+@pytest.mark.parametrize("n", [2, 10, 49, 50])
+def test_resamples_draw_every_sample_equally_often_and_keep_the_middle(n: int) -> None:
+    weights = stats._resample_weights(n)
+    assert weights.shape == (stats.RESAMPLES, n)
+    assert np.allclose(weights.sum(axis=1), 1)
+    assert np.array_equal(weights[::-1, ::-1], weights), "swapped arms must give the inverse interval"
+    q = np.random.default_rng(n).normal(size=n)
+    drawn = np.random.default_rng(n).integers(0, n, (stats.RESAMPLES // 2, n))
+    cut = int(stats.TRIM * n)
+    means = np.sort(np.sort(q)[drawn], axis=1)[:, cut : n - cut].mean(axis=1)
+    assert np.allclose((weights @ np.sort(q))[: stats.RESAMPLES // 2], means)
 
 
 def test_a_uniform_slowdown_of_both_arms_changes_nothing() -> None:
     arm, other = arms_with(np.random.default_rng(3).normal(0, 0.01, 20).tolist())
     slow = np.random.default_rng(4).uniform(1, 2, (20, 1))
-    one, two = stats.paired(arm, other, seed=1), stats.paired(slow * arm, slow * other, seed=1)
+    one, two = stats.paired(arm, other), stats.paired(slow * arm, slow * other)
     assert (two.ratio, *two.ci, two.p) == pytest.approx((one.ratio, *one.ci, one.p))
 
 
 @settings(max_examples=30, deadline=None)
 @given(QUADS)
 def test_swapping_the_arms_inverts_the_result(times: FloatArray) -> None:
-    one, two = stats.paired(times[0], times[1], seed=1), stats.paired(times[1], times[0], seed=1)
+    one, two = stats.paired(times[0], times[1]), stats.paired(times[1], times[0])
     assert two.ratio == pytest.approx(1 / one.ratio, rel=1e-12)
     assert two.ci == pytest.approx((1 / one.ci[1], 1 / one.ci[0]), rel=1e-12)
     assert two.cliffs_delta == -one.cliffs_delta
@@ -130,7 +137,7 @@ def test_swapping_the_arms_inverts_the_result(times: FloatArray) -> None:
 @pytest.mark.parametrize(("factor", "p", "delta"), [(1.0, 1.0, 0.0), (1.1, 0.0, 1.0), (0.9, 0.0, -1.0)])
 def test_constant_samples(factor: float, p: float, delta: float) -> None:
     arm = np.full((50, 2), 12_345.6)
-    result = stats.paired(arm, factor * arm, seed=0)
+    result = stats.paired(arm, factor * arm)
     assert (result.p, result.cliffs_delta) == (p, delta)
     assert (result.ratio, *result.ci) == pytest.approx((factor,) * 3, rel=1e-12)
 
@@ -139,7 +146,7 @@ def test_constant_samples(factor: float, p: float, delta: float) -> None:
 def test_equal_samples_in_any_order_give_exactly_one() -> None:
     arm = np.random.default_rng(0).lognormal(10, 0.1, (50, 2))
     for other in (arm, arm[:, ::-1]):
-        assert stats.paired(arm, other, seed=0) == stats.Paired(1.0, (1.0, 1.0), 1.0, 50, 0.0)
+        assert stats.paired(arm, other) == stats.Paired(1.0, (1.0, 1.0), 1.0, 50, 0.0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -150,7 +157,7 @@ def test_outliers_beyond_the_trim_do_not_make_constant_samples_vary() -> None:
 
 def test_paired_needs_two_quads() -> None:
     with pytest.raises(ValueError, match="two samples"):
-        stats.paired([(1.0, 1.0)], [(1.0, 1.0)], seed=0)
+        stats.paired([(1.0, 1.0)], [(1.0, 1.0)])
 
 
 # --- Cliff's delta and the median -----------------------------------------------------------------------------------
@@ -351,10 +358,7 @@ def test_a_fixed_order_would_false_alarm_in_step_with_the_drift(noise: sim.Noise
 
 @pytest.mark.parametrize(("drift", "noise"), [(sim.linear, sim.iid), (sim.random_walk, sim.outliers)])
 def test_drift_on_identical_code_gives_no_verdict_of_a_difference(drift: sim.Drift, noise: sim.Noise) -> None:
-    results = [
-        stats.paired(run[0], run[1], seed=i)
-        for i, run in enumerate(sim.simulate(EQUAL, drift, noise, reps=300, seed=16))
-    ]
+    results = [stats.paired(run[0], run[1]) for run in sim.simulate(EQUAL, drift, noise, reps=300, seed=16)]
     outside = np.mean([not r.ci[0] <= 1 <= r.ci[1] for r in results])
     assert 0.02 <= outside <= most(300)
     for floor, limit in ((0.0, most(300)), (0.01, 0.0)):
@@ -364,7 +368,7 @@ def test_drift_on_identical_code_gives_no_verdict_of_a_difference(drift: sim.Dri
 
 def test_linear_drift_alone_cancels() -> None:
     for run in sim.simulate(FIVE, sim.linear, sim.noiseless, reps=10, seed=17):
-        result = stats.paired(run[0], run[1], seed=0)
+        result = stats.paired(run[0], run[1])
         assert result.ratio == pytest.approx(1, abs=1e-4)
         assert stats.verdict(result.ratio, result.ci, result.p, 0.01, result.n) == "same"
 
@@ -373,7 +377,7 @@ def test_linear_drift_alone_cancels() -> None:
 def test_power_at_one_and_a_half_percent(drift: sim.Drift) -> None:
     runs = sim.simulate((100.0, 101.5), drift, sim.outliers, reps=200, seed=18)
     assert alarms(runs) >= 0.95
-    results = [stats.paired(run[0], run[1], seed=i) for i, run in enumerate(runs[:100])]
+    results = [stats.paired(run[0], run[1]) for run in runs[:100]]
     assert np.mean([stats.verdict(r.ratio, r.ci, r.p, 0.01, r.n) == "faster" for r in results]) >= 0.95
     covered = np.mean([r.ci[0] <= 1.015 <= r.ci[1] for r in results])
     assert 1 - covered <= most(100)
