@@ -803,8 +803,11 @@ def test_the_documentation_lists_every_emitter() -> None:
     assert {e.group for e in REGISTRY.values()} == set(GROUPS)
 
 
-@pytest.mark.parametrize("rung", ["r03_warp_reduce", "r07_wmma_pv", "r08_mma_sync"])  # scalar, WMMA, mma.sync
-def test_the_rungs_translate_for_hopper_too(rung: str) -> None:
+@pytest.mark.parametrize(
+    ("rung", "file"),
+    [("r03_warp_reduce", "r03_warp_reduce.cu"), ("r07_wmma_pv", "r07_wmma_pv.cu"), ("r11_cp_async", "mma_forward.cuh")],
+)  # scalar, WMMA, mma.sync and cp.async; the file that holds the kernel's lines
+def test_the_rungs_translate_for_hopper_too(rung: str, file: str) -> None:
     """test_rungs.py runs the PTX of each rung's oldest architecture."""
     source = paths.KERNEL / "rungs" / f"{rung}.cu"
     command = [str(find_nvcc().path), "-std=c++20", "-O3", "-arch=compute_90a", "-lineinfo", "-ptx", "-o", "-"]
@@ -812,4 +815,4 @@ def test_the_rungs_translate_for_hopper_too(rung: str) -> None:
     assert done.returncode == 0, done.stderr
     code = translate(done.stdout)
     assert code.count("emu::Registrar") == 4
-    assert f'"{rung}.cu"' in code
+    assert f'"{file}"' in code
