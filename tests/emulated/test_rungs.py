@@ -134,12 +134,24 @@ def test_one_block_or_one_a_tile(built: emulation.CpuCheck) -> None:
 
 
 @pytest.mark.parametrize("rung", [r.id for r in LADDER.rungs if "splits" in LADDER.changes_up_to(r)])
-@pytest.mark.parametrize(("sms", "rows", "parts"), [(1, 128, 1), (3, 32, 1), (132, 16, 1), (132, 16, 3)])
+@pytest.mark.parametrize(
+    ("sms", "lengths", "rows", "parts"),
+    [
+        (1, (72, 72), 128, 1),
+        (1, (40, 72), 32, 1),
+        (1, (1, 72), 16, 1),  # however many blocks there are: 127 of 128 rows would be padding
+        (3, (72, 72), 32, 1),
+        (132, (40, 72), 16, 1),
+        (132, (3, 1600), 16, 3),
+        (132, (40, 1600), 16, 3),
+        (6, (40, 1600), 32, 1),
+    ],
+)
 def test_the_plan_fills_the_device_with_the_largest_tile(
-    built: emulation.CpuCheck, rung: str, sms: int, rows: int, parts: int
+    built: emulation.CpuCheck, rung: str, sms: int, lengths: tuple[int, int], rows: int, parts: int
 ) -> None:
     one = _open(built, rung, Options(multiprocessors=sms))
-    seq_q, seq_k = (40, 72) if parts == 1 else (3, 1600)
+    seq_q, seq_k = lengths
     shape = Shape(batch=1, heads_q=2, heads_kv=1, seq_q=seq_q, seq_k=seq_k, head_dim=64)
     case = Case("split", Cell(shape=shape, dtype="fp16", causal=True))
     assert check.check_case(one.arm, case, one.memory, SEED, _problems(case)).status == "pass"
