@@ -56,6 +56,10 @@ struct MmaForward {
     return C.swizzle == Swizzle::xor_chunk ? swizzle_chunk(row, chunk) : chunk;
   }
 
+  // An FMA subtracts the maximum rounded from a score that is not. The difference is half a unit in the maximum's last
+  // place: 2^-8 here, when it cancels against the sum; near 2^30 it would overflow 2^x.
+  static constexpr float kLargestFolded = 65536.f;
+
   struct Rows {
     float max[kFragments][2], sum[kFragments][2];  // sums: of this lane's columns alone
     bool scaled;  // scores are multiplied before the maximum is subtracted, not in one FMA with it
@@ -111,7 +115,7 @@ struct MmaForward {
       if constexpr (!kQInRegisters) load_q(q, q_row, d);
 #pragma unroll
       for (int n = 0; n < kWarpN / 8; n += 2) {
-        uint32_t k[4];
+        Fragment k;
         ptx::ldmatrix(k, at(k_row, d * 2) + n * 8 * kRowBytes);
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
@@ -129,7 +133,7 @@ struct MmaForward {
 #pragma unroll
     for (int block = 0; block < kWarpN / 16; ++block) {
       exponentiate(weights, rows, factor, block * 2);
-      uint32_t p[kFragments][4];
+      Fragment p[kFragments];
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
         const auto &low = weights[f][block * 2], &high = weights[f][block * 2 + 1];
@@ -140,7 +144,7 @@ struct MmaForward {
       }
 #pragma unroll
       for (int n = 0; n < D / 8; n += 2) {
-        uint32_t v[4];
+        Fragment v;
         ptx::ldmatrix_trans(v, at(v_row, n) + block * 16 * kRowBytes);
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
@@ -181,7 +185,8 @@ struct MmaForward {
     }
   }
 
-  // Turns scores into weights 2^(scale s - max) and keeps max, sum and O in step. key: that of the lane's s[.][0][0].
+  // Raises the rows' maxima to those of the tile and brings sums and O in step. Returns what the FMA of exponentiate()
+  // multiplies the scores by.
   static __device__ float raise_max(Scores& s, Output& o, Rows& rows, float scale_log2) {
     float factor = C.fold_scale && scale_log2 > 0.f ? scale_log2 : 1.f;
     float new_max[kFragments][2];
@@ -205,7 +210,7 @@ struct MmaForward {
         for (int r = 0; r < 2; ++r) {
           const float rescale = ptx::ex2(rows.max[f][r] - finite_max(new_max[f][r]));
           rows.max[f][r] = new_max[f][r];
-          large |= fabsf(finite_max(new_max[f][r])) > 65536.f;
+          large |= fabsf(finite_max(new_max[f][r])) > kLargestFolded;
           rows.sum[f][r] *= rescale;
 #pragma unroll
           for (int n = 0; n < D / 8; ++n) {

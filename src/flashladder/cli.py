@@ -297,9 +297,8 @@ def _without_gpu(selection: ablation.Selection) -> None:
     kernels = sum(len(r.kernels) for r in records)
     click.echo(f"built {len(records)} rungs, {kernels} kernels for {', '.join(building.ALL_ARCHS)}; one change a rung")
     click.echo(building.check_lock(records))
-    _check_on_cpu(
-        emulation.open_check(replace(selection, out=None, shapes=(), masks=("causal",)), Options(seed=selection.seed))
-    )
+    on_cpu = replace(selection, out=None, shapes=(), masks=("causal",))
+    _check_on_cpu(emulation.open_check(on_cpu, Options(seed=selection.seed), emulation.quick_cases(on_cpu)))
     pinned = ablation.pinned_run()
     if pinned is not None:
         click.echo(ablation.write_report(pinned, selection.out, check_only=False))

@@ -56,6 +56,15 @@ def cpu_cases(selection: Selection) -> list[Case]:
     ]
 
 
+def quick_cases(selection: Selection) -> list[str]:
+    """The ids of the cases of one element type and head dimension: a quarter of the kernels to build."""
+    cases = cpu_cases(selection)
+    first = cases[0].cell if cases else None
+    return [
+        c.id for c in cases if first and (c.cell.dtype, c.cell.shape.head_dim) == (first.dtype, first.shape.head_dim)
+    ]
+
+
 def concerns(case: Case, rung: Rung) -> bool:
     """Whether the case can show more of this rung than the edges do: split keys only where keys are split."""
     return case.family != "split" or "splits" in load_ladder().changes_up_to(rung)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -94,7 +95,12 @@ def test_a_rung_is_measured_with_its_parent_and_what_the_run_holds() -> None:
 
 
 def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> rundir.RunDir:
-    """A repository root with a README and a recorded run."""
+    """A repository root with a README and a recorded run. Figures are their words: drawing has tests of its own."""
+
+    def words(_draw: object, _results: object, forms: Sequence[str], title: str) -> dict[str, bytes]:
+        return {form: f"{form}: {title}".encode() for form in forms}
+
+    monkeypatch.setattr("flashladder.figures._render", words)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "experiments" / "results")
     monkeypatch.setattr(paths, "PAPER", tmp_path / "paper")
