@@ -59,10 +59,8 @@ def cpu_cases(selection: Selection) -> list[Case]:
 def quick_cases(selection: Selection) -> list[str]:
     """The ids of the cases of one element type and head dimension: a quarter of the kernels to build."""
     cases = cpu_cases(selection)
-    first = cases[0].cell if cases else None
-    return [
-        c.id for c in cases if first and (c.cell.dtype, c.cell.shape.head_dim) == (first.dtype, first.shape.head_dim)
-    ]
+    kinds = [(c.cell.dtype, c.cell.shape.head_dim) for c in cases]
+    return [c.id for c, kind in zip(cases, kinds, strict=True) if kind == kinds[0]]
 
 
 def concerns(case: Case, rung: Rung) -> bool:
