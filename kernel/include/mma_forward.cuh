@@ -465,19 +465,19 @@ inline Plan plan_on(const Params& p, int device) {
 
 }  // namespace flashladder
 
-#define FLASHLADDER_MMA_KERNEL(NAME, CONFIG, T, D) \
-  FLASHLADDER_KERNEL(NAME, (CONFIG.threads), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
+#define FLASHLADDER_MMA_KERNEL(NAME, SUFFIX, CONFIG, T, D) \
+  FLASHLADDER_KERNEL(NAME, SUFFIX, (CONFIG.threads), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
 
 // The bound of one block keeps ptxas from spilling for the sake of more.
-#define FLASHLADDER_MMA_KERNEL_ONE_BLOCK(NAME, CONFIG, T, D) \
-  FLASHLADDER_KERNEL(NAME, (CONFIG.threads, 1), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
+#define FLASHLADDER_MMA_KERNEL_ONE_BLOCK(NAME, SUFFIX, CONFIG, T, D) \
+  FLASHLADDER_KERNEL(NAME, SUFFIX, (CONFIG.threads, 1), (flashladder::MmaForward<CONFIG, T, D>::run(p)))
 
 // One kernel for each dtype and head dimension.
 #define FLASHLADDER_MMA_RUNG(ID, CONFIG)                                                                         \
-  FLASHLADDER_MMA_KERNEL(ID##_fp16_d64, CONFIG, __half, 64)                                                      \
-  FLASHLADDER_MMA_KERNEL(ID##_fp16_d128, CONFIG, __half, 128)                                                    \
-  FLASHLADDER_MMA_KERNEL(ID##_bf16_d64, CONFIG, __nv_bfloat16, 64)                                               \
-  FLASHLADDER_MMA_KERNEL(ID##_bf16_d128, CONFIG, __nv_bfloat16, 128)                                             \
+  FLASHLADDER_MMA_KERNEL(ID##_fp16_d64, fp16_d64, CONFIG, __half, 64)                                            \
+  FLASHLADDER_MMA_KERNEL(ID##_fp16_d128, fp16_d128, CONFIG, __half, 128)                                         \
+  FLASHLADDER_MMA_KERNEL(ID##_bf16_d64, bf16_d64, CONFIG, __nv_bfloat16, 64)                                     \
+  FLASHLADDER_MMA_KERNEL(ID##_bf16_d128, bf16_d128, CONFIG, __nv_bfloat16, 128)                                  \
   extern "C" const flashladder::Rung* flashladder_rung() {                                                       \
     using namespace flashladder;                                                                                 \
     static const Instance instances[2][2] = {                                                                    \
@@ -501,16 +501,17 @@ inline Plan plan_on(const Params& p, int device) {
     return &rung;                                                                                                \
   }
 
-#define FLASHLADDER_PLANNED_KERNELS(ID, SUFFIX, CONFIG, T, D)                                                         \
-  constexpr flashladder::Config ID##_medium_config_##SUFFIX = flashladder::medium(CONFIG, D);                         \
-  constexpr flashladder::Config ID##_small_config_##SUFFIX = flashladder::small(CONFIG, D);                           \
-  FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, CONFIG, T, D)                                                                 \
-  FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_medium_##SUFFIX, ID##_medium_config_##SUFFIX, T, D)                           \
-  FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_small_##SUFFIX, ID##_small_config_##SUFFIX, T, D)                             \
-  FLASHLADDER_KERNEL(ID##_combine_##SUFFIX, (flashladder::kCombineRows * 32), (flashladder::combine_splits<T, D>(p))) \
-  const flashladder::Instance ID##_instances_##SUFFIX[] = {                                                           \
-      flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX),                                                         \
-      flashladder::mma_instance<ID##_medium_config_##SUFFIX, T, D>(ID##_medium_##SUFFIX, ID##_combine_##SUFFIX),      \
+#define FLASHLADDER_PLANNED_KERNELS(ID, SUFFIX, CONFIG, T, D)                                                    \
+  constexpr flashladder::Config ID##_medium_config_##SUFFIX = flashladder::medium(CONFIG, D);                    \
+  constexpr flashladder::Config ID##_small_config_##SUFFIX = flashladder::small(CONFIG, D);                      \
+  FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, SUFFIX, CONFIG, T, D)                                                    \
+  FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_medium_##SUFFIX, SUFFIX, ID##_medium_config_##SUFFIX, T, D)              \
+  FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_small_##SUFFIX, SUFFIX, ID##_small_config_##SUFFIX, T, D)                \
+  FLASHLADDER_KERNEL(ID##_combine_##SUFFIX, SUFFIX, (flashladder::kCombineRows * 32),                            \
+                     (flashladder::combine_splits<T, D>(p)))                                                     \
+  const flashladder::Instance ID##_instances_##SUFFIX[] = {                                                      \
+      flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX),                                                    \
+      flashladder::mma_instance<ID##_medium_config_##SUFFIX, T, D>(ID##_medium_##SUFFIX, ID##_combine_##SUFFIX), \
       flashladder::mma_instance<ID##_small_config_##SUFFIX, T, D>(ID##_small_##SUFFIX, ID##_combine_##SUFFIX)};
 
 #define FLASHLADDER_PLANNED_SHARED(ID, SUFFIX)                             \

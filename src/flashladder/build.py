@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -231,11 +232,13 @@ def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = sile
     jobs = [(r, target(r.id, paths.ROOT / r.source, [a for a in archs if r.runs_on(a)])) for r in rungs]
     jobs = [(rung, t) for rung, t in jobs if t.archs]
     failures = compile_targets([t for _, t in jobs], progress)
-    results = []
-    for _, t in jobs:
+
+    def record(t: Target) -> tuple[Target, BuildRecord]:
         failed = failures.get(t.rung_id)
-        results.append((t, _measure(t) if failed is None else _failed(t, first_error(failed))))
-    return results
+        return t, _measure(t) if failed is None else _failed(t, first_error(failed))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # cuobjdump takes seconds a library
+        return list(pool.map(record, [t for _, t in jobs]))
 
 
 # --- static checks --------------------------------------------------------------------------------------------------

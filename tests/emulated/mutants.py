@@ -66,23 +66,15 @@ def _problems(case: Case) -> tuple[check.Problem, ...]:
     return check.pose(case, HostMemory(), SEED)
 
 
-def _one_kernel(header: str) -> str:
-    """A header whose macros make the instance for fp16 and head_dim 64 alone: a quarter of the build."""
-    other = "fp16_d128|bf16_d64|bf16_d128"
-    lines = [line for line in header.splitlines(True) if not re.search(rf"KERNELS?\((?:ID, |ID##_)(?:{other})", line)]
-    return re.sub(rf"(ID##_|ID, |instances_)(?:{other})", r"\1fp16_d64", "".join(lines))
-
-
 def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
     """The emulated libraries of the mutants, for fp16 and head_dim 64; raises BuildError when one does not compile."""
     targets = []
     for number, mutant in enumerate(mutants):
         directory = folder / str(number)
         directory.mkdir(parents=True)
-        headers = {file.name: file.read_text() for file in INCLUDE.iterdir()} | dict([mutant.header or ("", "")])
-        for name, text in headers.items():
-            if name:
-                (directory / name).write_text(_one_kernel(text))
+        headers = {file.name: file.read_text() for file in INCLUDE.iterdir()}
+        for name, text in [*headers.items(), *([mutant.header] if mutant.header else [])]:
+            (directory / name).write_text(text)
         (directory / "mutant.cu").write_text(mutant.source)
         targets.append(
             emulated_target(

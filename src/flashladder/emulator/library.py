@@ -132,6 +132,12 @@ def runtime_objects() -> list[Path]:
     return built
 
 
+def _skipped(instances: Sequence[str]) -> list[str]:
+    """Flags that empty the kernels that are not wanted (kernel/include/launch.cuh)."""
+    names = [f"{dtype}_d{head_dim}" for dtype in ("fp16", "bf16") for head_dim in (64, 128)]
+    return [f"-DFLASHLADDER_SKIP_{name}" for name in names if instances and name not in instances]
+
+
 def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     nvcc = find_nvcc()
     nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
@@ -143,7 +149,7 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     lines += [
         "rule host",  # with -objtemp what nvcc keeps lies beside the object
         f"  command = rm -rf $stem.kept && mkdir $stem.kept && {nvcc_path} {' '.join([*NVCC_FLAGS, *HOST_FLAGS])} "
-        f"{gencode} -c $in -o $stem.kept/host.o && mv $stem.kept/host.o.ptx $stem.ptx && "
+        f"{gencode} $skip -c $in -o $stem.kept/host.o && mv $stem.kept/host.o.ptx $stem.ptx && "
         "mv $stem.kept/host.o $stem.host.o && rm -r $stem.kept",
         "rule translate",
         f"  command = {python} -m flashladder.emulator.library $in $out $instances",
@@ -164,6 +170,7 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
             f"build {stem}.host.o {stem}.ptx: host {source}",
             f"  arch = {t.arch}",
             f"  stem = {stem}",
+            f"  skip = {' '.join(_skipped(t.instances))}",
             f"build {stem}.cpp: translate {stem}.ptx",
             f"  instances = {' '.join(t.instances)}",
             f"build {stem}.o: kernel {stem}.cpp",
