@@ -315,11 +315,13 @@ def _outcome(
     low, high = prediction.ratio
     inside = low <= step.ratio <= high
     touches = step.ci[0] <= high and low <= step.ci[1]
+    notes = ["only the confidence interval reaches the expected one"] if touches and not inside else []
+    notes += [f"predicted after {prediction.after}"] if prediction.after else []
     return outcome(
         measured=step.ratio,
         ci=step.ci,
         outcome="confirmed" if inside or touches else "refuted",
-        note="only the confidence interval reaches the expected one" if touches and not inside else None,
+        note="; ".join(notes) or None,
     )
 
 

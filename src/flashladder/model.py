@@ -39,6 +39,8 @@ class Prediction(Record, frozen=True, kw_only=True):
     direction: Literal["up", "down"]
     ratio: tuple[float, float]
     reason: str
+    after: str | None = None
+    """What was known when it was written, if more than reasoning: trials that came before the recorded measurement."""
 
 
 class Rung(Record, frozen=True, kw_only=True):

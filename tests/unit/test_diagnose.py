@@ -289,8 +289,8 @@ def test_constant_samples(tmp_path: Path) -> None:
 # --- predictions ---
 
 
-def outcome_of(tmp_path: Path, expected: tuple[float, float]) -> PredictionOutcome:
-    claim = Prediction(metric="time", direction="down", ratio=expected, reason="because")
+def outcome_of(tmp_path: Path, expected: tuple[float, float], after: str | None = None) -> PredictionOutcome:
+    claim = Prediction(metric="time", direction="down", ratio=expected, after=after, reason="because")
     rungs = tuple(replace(r, predictions=(claim,) if r.id == "r05_swizzle" else ()) for r in made.RUNGS)
     ladder = dataclasses.replace(made.LADDER, rungs=rungs)
     (outcome,) = Results(diagnose(made.write_run(tmp_path), ladder), ladder).predictions
@@ -309,6 +309,8 @@ def test_predictions_are_read_from_the_interval(whole: Results, tmp_path: Path) 
     assert touched.outcome == "confirmed"
     assert touched.note
     assert (missed.outcome, missed.note) == ("refuted", None)
+    known = outcome_of(tmp_path / "d", (1.2, 2.0), after="trials")
+    assert (known.outcome, known.note) == ("confirmed", "predicted after trials")
 
 
 def test_predictions_without_a_measurement_say_why(whole: Results) -> None:
