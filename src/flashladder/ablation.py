@@ -175,7 +175,8 @@ def resumed(run: RunDir, here: Machine, preset: str) -> RunInfo:
     Raises EnvironmentInvalidError when more than the card differs.
     """
     info = run.info
-    if len(preset_cells(load_presets()[preset])) > len(preset_cells(load_presets()[info.preset])):
+    sizes = {name: len(preset_cells(declared)) for name, declared in load_presets().items()}
+    if sizes[preset] > sizes.get(info.preset, 0):
         info = msgspec.structs.replace(info, preset=preset)
     if msgspec.structs.replace(here, gpu_digest=info.machine.gpu_digest) != info.machine:
         raise EnvironmentInvalidError(

@@ -128,8 +128,9 @@ def _report(document: _Document) -> str:
         "Registers, spills, shared memory and theoretical occupancy are those of the kernel for this dtype and head "
         "dimension. A dash: does not apply.",
         "## Predictions",
-        "Each was declared before it was measured: the parent's time over the rung's, or the rung's counter over the "
-        "parent's. It is confirmed when the confidence interval meets the expected interval.",
+        "Each was declared before the rung was measured, some after the trials that the note names: the parent's time "
+        "over the rung's, or the rung's counter over the parent's. It is confirmed when the confidence interval meets "
+        "the expected interval.",
         markdown(tables.predictions(results)),
         "## TFLOP/s by shape",
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
@@ -162,8 +163,8 @@ def _method(document: _Document) -> list[str]:
         f"A time is the median over all samples, with its distribution-free {percent} interval. No sample is removed; "
         f"blocks with a thermal or hardware slowdown or a foreign process are, before their times are read.",
         f"A comparison pairs samples of the same block, in random order and back: {100 * stats.TRIM:g} %-trimmed mean "
-        f"of the log ratios, {percent} bootstrap interval ({stats.RESAMPLES} resamples), Yuen's t. At least "
-        f"{stats.MIN_QUADS} blocks, or the verdict is insufficient samples.",
+        f"of the log ratios, {percent} bootstrap interval ({stats.RESAMPLES} resamples and their mirrors), Yuen's t. "
+        f"At least {stats.MIN_QUADS} blocks, or the verdict is insufficient samples.",
         "Corrections: Holm over the ladder's steps within a cell; Benjamini-Hochberg over the cells of each pair of a "
         "kernel and a baseline.",
         _control(results.control),

@@ -178,20 +178,19 @@ def _p_values(values: ArrayLike) -> FloatArray:
 
 
 def _bootstrap(q: FloatArray) -> FloatArray:
-    """Trimmed means of RESAMPLES resamples of q, shape (RESAMPLES,)."""
+    """Trimmed means of RESAMPLES resamples of q and of their mirrors, shape (2 RESAMPLES,)."""
     return _resample_weights(q.size) @ np.sort(q)
 
 
 @cache
 def _resample_weights(n: int) -> FloatArray:
-    """What each of n ordered samples weighs in the trimmed mean of each resample, shape (RESAMPLES, n).
+    """What each of n ordered samples weighs in the trimmed mean of each resample, shape (2 RESAMPLES, n).
 
     Every comparison of n quads shares the resamples; to each they are what its own would be. The second half mirrors
     the first, so that swapping the arms inverts the interval exactly.
     """
-    half = RESAMPLES // 2
-    drawn = np.random.default_rng(n).integers(0, n, (half, n)) + np.arange(half)[:, None] * n
-    times_drawn = np.bincount(drawn.ravel(), minlength=half * n).reshape(half, n)
+    drawn = np.random.default_rng(n).integers(0, n, (RESAMPLES, n)) + np.arange(RESAMPLES)[:, None] * n
+    times_drawn = np.bincount(drawn.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n)
     cut = int(TRIM * n)
     kept_up_to = np.clip(times_drawn.cumsum(axis=1), cut, n - cut) - cut
     weights = np.diff(kept_up_to, axis=1, prepend=0) / (n - 2 * cut)
