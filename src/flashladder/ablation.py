@@ -13,13 +13,13 @@ from tabulate import tabulate
 
 from flashladder import build as building
 from flashladder import diagnose, doctor, machine, paths, report, rundir, summary, tables
-from flashladder.arms import ArmSpec
+from flashladder.arms import ArmSpec, peer_specs
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
 from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Machine, Mask, Preset, Rung, RunInfo
 from flashladder.ninja import Progress
 from flashladder.rundir import RunDir
-from flashladder.stages import build_rungs, check_arms, peer_specs, time_cells
+from flashladder.stages import build_rungs, check_arms, measure_roofs, time_cells
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Selection:
 
     preset: str = "default"
     rungs: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     dtypes: tuple[DtypeName, ...] = ()
     masks: tuple[Mask, ...] = ()
@@ -90,6 +91,7 @@ class Session:
     cells: dict[Cell, L2Mode]
     preset: Preset
     seed: int
+    peers: list[ArmSpec]
     specs: list[ArmSpec] = field(default_factory=list)
     builds: list[BuildRecord] = field(default_factory=list)
     checks: list[CheckRecord] = field(default_factory=list)
@@ -97,16 +99,20 @@ class Session:
     def build(self, progress: Progress) -> None:
         """Build for this GPU; raises BuildError when no rung builds."""
         self.builds, specs = build_rungs(self.run, self.rungs, target_archs(()), progress)
-        if not specs:
+        if self.rungs and not specs:
             reasons = "; ".join(f"{r.rung}: {r.reason}" for r in self.builds)
             raise BuildError(f"no rung was built: {reasons or 'none supports this GPU'}")
-        self.specs = [*specs.values(), *peer_specs().values()]
+        self.specs = [*specs.values(), *self.peers]
 
     def check(self, progress: Progress) -> list[CheckRecord]:
         dtypes = tuple(dict.fromkeys(cell.dtype for cell in self.cells))
         head_dims = sorted({cell.shape.head_dim for cell in self.cells})
         self.checks = check_arms(self.run, self.specs, dtypes, head_dims, self.seed, progress)
         return self.checks
+
+    def measure_roofs(self, progress: Progress) -> None:
+        dtypes = tuple(dict.fromkeys(cell.dtype for cell in self.cells))
+        measure_roofs(self.run, dtypes, self.preset, self.seed, progress)
 
     def time(self, progress: Progress) -> None:
         time_cells(self.run, self.ladder, self.specs, self.cells, self.preset, self.seed, progress)
@@ -127,37 +133,40 @@ class Session:
             raise error
 
 
-def default_run_path(preset: str) -> Path:
-    """experiments/results/GPU/DATE-COMMIT-PRESET: the same command on the same day and commit resumes its run."""
+def default_run_path(what: str) -> Path:
+    """experiments/results/GPU/DATE-COMMIT-WHAT: the same command on the same day and commit resumes its run."""
     name = machine.gpu_name() or "cpu"
     declared = gpu_named(name)
     slug = declared.slug if declared else "".join(c if c.isalnum() else "-" for c in name.lower())
     commit, dirty = machine.git_state()
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    return paths.RESULTS / slug / f"{date}-{commit[:7]}{'-dirty' if dirty else ''}-{preset}"
+    return paths.RESULTS / slug / f"{date}-{commit[:7]}{'-dirty' if dirty else ''}-{what}"
 
 
-def open_session(selection: Selection) -> Session:
+def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
     """Check the machine and the request, then open or resume the run directory.
+
+    With `peers_alone` no rung is measured but those that the run holds already.
 
     Raises EnvironmentInvalidError when this machine cannot measure, FlashladderError on a bad request.
     """
     ladder = load_ladder()
-    chosen = ladder.select(selection.rungs)
+    chosen = () if peers_alone else ladder.select(selection.rungs)
     cells = select_cells(selection)
+    peers = peer_specs(selection.peers, machine.gpu_arch())
     faults = [f for f in doctor.examine() if f.level == "fault"]
     if machine.gpu_name() is None:
         raise EnvironmentInvalidError("no GPU here, one is needed; 'flashladder ablation' shows what works without")
     if faults:
         raise EnvironmentInvalidError("; ".join(f"{f.name}: {f.text}" for f in faults))
-    run = RunDir(selection.out or default_run_path(selection.preset))
+    run = RunDir(selection.out or default_run_path(f"{selection.preset}-peers" if peers_alone else selection.preset))
     here = machine.fingerprint()
     if (run.path / "run.json").exists():
         run.write_info(resumed(run, here, selection.preset))
     else:
         run.write_info(new_info(run, selection.preset, here))
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
-    return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed)
+    return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed, peers)
 
 
 def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
@@ -279,6 +288,13 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     report.write(files, root)
     page = next(path for path in files if path.endswith(".md"))
     return f"report: {root / page} ({len(drifted)} of {len(files)} files changed)"
+
+
+def peer_tables(run: RunDir) -> str:
+    """The peers and their times, for a terminal."""
+    results = diagnose.load_results(run, load_ladder())
+    all_tables = (tables.peers(results, run.info), tables.roofs(results), tables.peer_times(results))
+    return "\n\n".join(map(tables.terminal, all_tables))
 
 
 def terminal_table(run: RunDir) -> str:

@@ -62,10 +62,16 @@ def _bar(title: str, unit: str) -> Iterator[Progress]:
         yield update
 
 
-def _filters(command: F) -> F:
-    """--rung, --shape, --dtype, --mask."""
+def _rung_filter(command: F) -> F:
+    option = click.option(
+        "--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable."
+    )
+    return option(command)
+
+
+def _cell_filters(command: F) -> F:
+    """--shape, --dtype, --mask."""
     options = (
-        click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable."),
         click.option(
             "--shape", "shapes", multiple=True, metavar="SET|ID", help="Only this set or shape, as b2h8s512d64."
         ),
@@ -73,6 +79,10 @@ def _filters(command: F) -> F:
         click.option("--mask", "masks", multiple=True, type=click.Choice(MASKS), help="Only this mask."),
     )
     return functools.reduce(lambda f, option: option(f), reversed(options), command)
+
+
+def _peer_filter(command: F) -> F:
+    return click.option("--peer", "peers", multiple=True, metavar="NAME", help="Only this peer; repeatable.")(command)
 
 
 def _gpu_options(command: F) -> F:
@@ -96,7 +106,8 @@ def _gpu_options(command: F) -> F:
 def _selection(kwargs: dict[str, Any]) -> ablation.Selection:
     return ablation.Selection(
         preset=kwargs["preset"],
-        rungs=kwargs["rungs"],
+        rungs=kwargs.get("rungs", ()),
+        peers=kwargs.get("peers", ()),
         shapes=kwargs["shapes"],
         dtypes=kwargs["dtypes"],
         masks=kwargs["masks"],
@@ -112,7 +123,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable.")
+@_rung_filter
 def ladder(rungs: tuple[str, ...]) -> None:
     """Show the rungs: what each changes and what was predicted."""
     rows = []
@@ -128,7 +139,7 @@ def _claim(p: Prediction) -> str:
 
 
 @main.command()
-@click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable.")
+@_rung_filter
 @click.option("--arch", "archs", multiple=True, metavar="sm_NN", help="Architecture; default: the GPU present, or all.")
 @click.option("--update-lock", is_flag=True, help="Write the resource lock of this compiler instead of comparing.")
 def build(rungs: tuple[str, ...], archs: tuple[str, ...], update_lock: bool) -> None:
@@ -156,7 +167,8 @@ def _emulation_options(command: F) -> F:
 
 
 @main.command()
-@_filters
+@_rung_filter
+@_cell_filters
 @_gpu_options
 @click.option(
     "--on", "where", type=click.Choice(["gpu", "cpu", "both"]), default="gpu", show_default=True, help="Where it runs."
@@ -221,7 +233,9 @@ def emulate(file: Path, arguments: tuple[str, ...], min_arch: int, seed: int, sc
 
 
 @main.command()
-@_filters
+@_rung_filter
+@_peer_filter
+@_cell_filters
 @_gpu_options
 def time(**kwargs: Any) -> None:
     """Check what is not checked yet, then time it on the GPU."""
@@ -231,11 +245,25 @@ def time(**kwargs: Any) -> None:
     session.raise_on_failures()
 
 
+@main.command()
+@_peer_filter
+@_cell_filters
+@_gpu_options
+def peers(**kwargs: Any) -> None:
+    """Check and time the peers alone: other implementations, and cuBLAS's rate as the roof."""
+    session = ablation.open_session(_selection(kwargs), peers_alone=True)
+    _measure(session)
+    click.echo(ablation.peer_tables(session.run))
+    click.echo(f"records: {session.run.path}")
+
+
 def _measure(session: ablation.Session) -> None:
     with _bar("build", "step") as progress:
         session.build(progress)
     with _bar("check", "case") as progress:
         session.check(progress)
+    with _bar("roof", "product") as progress:
+        session.measure_roofs(progress)
     with _bar("time", "cell") as progress:
         session.time(progress)
     session.diagnose()
@@ -270,7 +298,9 @@ def summary_command(run: str | None, as_json: bool) -> None:
 
 
 @main.command(name="ablation")
-@_filters
+@_rung_filter
+@_peer_filter
+@_cell_filters
 @_gpu_options
 def ablation_command(**kwargs: Any) -> None:
     """Build, check, time, diagnose and report. Without a GPU: build, check statically, regenerate the pinned report."""

@@ -24,11 +24,15 @@ from flashladder.model import (
     CheckRecord,
     Comparison,
     Diagnosis,
+    DtypeName,
     Estimate,
     Gpu,
+    Kind,
     L2Mode,
     Prediction,
     PredictionOutcome,
+    Roof,
+    RoofRate,
     Rung,
     Status,
 )
@@ -42,7 +46,6 @@ MIN_SAMPLES = 6
 _DIGITS = 9
 """Significant digits kept: fewer than float64 has, so that a CPU's vector width does not show in the records."""
 
-Kind = Literal["rung", "peer"]
 Relation = Literal["parent", "baseline", "control"]
 Correction = Literal["holm", "bh", "none"]
 
@@ -76,6 +79,7 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
     comparisons = _decide([c for arms in cells for c in _compare_cell(arms, ladder)])
     return [
         *(arm.stats for arms in cells for arm in arms),
+        *map(_roof_rate, run.roofs()),
         *comparisons,
         *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms]),
     ]
@@ -193,6 +197,11 @@ def _estimate(samples: ArrayLike) -> Estimate:
 
 def _rounded(x: float) -> float:
     return float(f"{x:.{_DIGITS}g}")
+
+
+def _roof_rate(roof: Roof) -> RoofRate:
+    rates = 2 * roof.size**3 / np.asarray(roof.ns, dtype=np.float64) / 1e3
+    return RoofRate(dtype=roof.dtype, size=roof.size, tflops=_estimate(rates))
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------
@@ -347,12 +356,15 @@ class Results:
     def __init__(self, records: Iterable[Diagnosis], ladder: Ladder) -> None:
         self.ladder = ladder
         self.predictions: list[PredictionOutcome] = []
+        self.roofs: dict[DtypeName, RoofRate] = {}
         self._arms: dict[tuple[Cell, str], ArmStats] = {}
         self._comparisons: dict[tuple[Cell, str], dict[str, Comparison]] = defaultdict(dict)
         for record in records:
             if isinstance(record, ArmStats):
                 if record.arm != control_arm(ladder):
                     self._arms[record.cell, record.arm] = record
+            elif isinstance(record, RoofRate):
+                self.roofs[record.dtype] = record
             elif isinstance(record, Comparison):
                 self._comparisons[record.cell, record.arm][record.other] = record
             else:

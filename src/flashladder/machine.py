@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flashladder import paths
+from flashladder import paths, peers
 from flashladder.errors import FlashladderError
 from flashladder.model import BlockTelemetry, Machine
 from flashladder.toolchain import find_nvcc
@@ -151,6 +151,7 @@ def fingerprint() -> Machine:
         cudnn=cudnn,
         nvcc=nvcc,
         container=os.environ.get("FLASHLADDER_IMAGE_DIGEST"),
+        peers=peers.versions(),
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 DtypeName = Literal["fp16", "bf16"]
 Mask = Literal["full", "causal"]
 L2Mode = Literal["warm", "cold"]
+Kind = Literal["rung", "variant", "peer"]
 Verdict = Literal["faster", "slower", "same", "ambiguous", "insufficient samples"]
 Status = Literal["timed", "failed", "unsupported", "skipped", "not installed"]
 
@@ -183,6 +184,8 @@ class Machine(Record, frozen=True, kw_only=True):
     cudnn: str | None
     nvcc: str | None
     container: str | None
+    peers: dict[str, str | None] = {}
+    """Distribution -> version of what the peers need; None when it is not installed."""
 
 
 class RunInfo(Record, frozen=True, kw_only=True):
@@ -290,7 +293,7 @@ class ArmTiming(Record, frozen=True, kw_only=True):
     """
 
     arm: str
-    kind: Literal["rung", "peer"]
+    kind: Kind
     status: Status
     reason: str | None = None
     sha256: str | None = None
@@ -318,6 +321,20 @@ class CellTiming(Record, frozen=True, kw_only=True):
     arms: tuple[ArmTiming, ...]
 
 
+class Roof(Record, frozen=True, kw_only=True):
+    """One line of roof.jsonl: raw samples of cuBLAS's product of two square matrices, what a tensor-core kernel can
+    hope for on this card."""
+
+    dtype: DtypeName
+    size: int
+    """Rows and columns of either matrix."""
+    gpu_digest: str | None
+    ns: tuple[float, ...]
+    """Device time a product."""
+    sm_clock_mhz: tuple[int | None, ...]
+    """NVML's reading after each sample."""
+
+
 # --- derived --------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +352,7 @@ class ArmStats(Record, frozen=True, tag="arm", kw_only=True):
     cell: Cell
     l2: L2Mode
     arm: str
-    kind: Literal["rung", "peer"]
+    kind: Kind
     status: Status
     reason: str | None = None
     device_us: Estimate | None = None
@@ -345,6 +362,14 @@ class ArmStats(Record, frozen=True, tag="arm", kw_only=True):
     roofline_pct: float | None = None
     slow_samples: int | None = None
     """Samples above 1.1 x the median; they are counted, never removed."""
+
+
+class RoofRate(Record, frozen=True, tag="roof", kw_only=True):
+    """cuBLAS's rate."""
+
+    dtype: DtypeName
+    size: int
+    tflops: Estimate
 
 
 class Comparison(Record, frozen=True, tag="comparison", kw_only=True):
@@ -378,4 +403,4 @@ class PredictionOutcome(Record, frozen=True, tag="prediction", kw_only=True):
     note: str | None = None
 
 
-Diagnosis = ArmStats | Comparison | PredictionOutcome
+Diagnosis = ArmStats | RoofRate | Comparison | PredictionOutcome

@@ -132,6 +132,7 @@ def _report(document: _Document) -> str:
         "over the rung's, or the rung's counter over the parent's. It is confirmed when the confidence interval meets "
         "the expected interval.",
         markdown(tables.predictions(results)),
+        *_peers(document),
         "## TFLOP/s by shape",
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
         _image(document, "scaling"),
@@ -139,6 +140,18 @@ def _report(document: _Document) -> str:
         "## What has no numbers, and why",
         markdown(failures) if failures.rows else "Everything was timed in every cell.",
     )
+
+
+def _peers(document: _Document) -> list[str]:
+    """The other implementations of the run, and the roof."""
+    results = document.results
+    roofs = tables.roofs(results)
+    return [
+        "## Peers",
+        "Each passed the gate's suite before it was timed. Above 1 the peer is faster than the baseline.",
+        markdown(tables.peers(results, document.info)),
+        *(["The roof: cuBLAS's matrix product on this card.", markdown(roofs)] if roofs.rows else []),
+    ]
 
 
 def _agreement(document: _Document) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, RunInfo
+from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, Roof, RunInfo
 
 T = TypeVar("T")
 
@@ -24,6 +24,7 @@ STAGES: dict[str, object] = {
     "build": BuildRecord,
     "check": CheckRecord,
     "agreement": Agreement,
+    "roof": Roof,
     "timing": CellTiming,
     "diagnosis": Diagnosis,
 }
@@ -60,6 +61,9 @@ class RunDir:
 
     def agreements(self) -> list[Agreement]:
         return list({(r.arm, r.case): r for r in self._read("agreement", Agreement)}.values())
+
+    def roofs(self) -> list[Roof]:
+        return list({r.dtype: r for r in self._read("roof", Roof)}.values())
 
     def timings(self) -> list[CellTiming]:
         return list({r.cell.id: r for r in self._read("timing", CellTiming)}.values())

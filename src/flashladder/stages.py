@@ -10,7 +10,7 @@ import msgspec
 
 from flashladder import build as building
 from flashladder import flops
-from flashladder.arms import PEERS, ArmSpec
+from flashladder.arms import ArmSpec
 from flashladder.check import refusal
 from flashladder.errors import FlashladderError
 from flashladder.inputs import Case, edge_cases, suite_cases
@@ -28,6 +28,8 @@ from flashladder.worker import (
     CheckJob,
     Message,
     Outcome,
+    RoofDone,
+    RoofJob,
     TimingDone,
     TimingItem,
     TimingJob,
@@ -55,10 +57,6 @@ def build_rungs(
     return records, specs
 
 
-def peer_specs() -> dict[str, ArmSpec]:
-    return {name: ArmSpec(name=name, kind="peer") for name in PEERS}
-
-
 # --- check ----------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +80,7 @@ def check_arms(
         CheckItem(arm=spec, case=case)
         for case in cases(dtypes, head_dims)
         for spec in specs
-        if spec.kind == "rung" or case.family == "suite"
+        if spec.absence is None and (spec.kind != "peer" or case.family == "suite")
     ]
     return check_items(run, items, CheckJob(items=(), seed=seed), progress)
 
@@ -195,6 +193,31 @@ def compare_with_emulator(
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
+def measure_roofs(
+    run: RunDir, dtypes: Sequence[DtypeName], preset: Preset, seed: int, progress: Progress = silent
+) -> None:
+    """Time cuBLAS's matrix product for the dtypes that are not recorded.
+
+    Raises FlashladderError when the child ends early.
+    """
+    recorded = {r.dtype for r in run.roofs()}
+    todo = tuple(dtype for dtype in dtypes if dtype not in recorded)
+    finished = len(dtypes) - len(todo)
+
+    def on_message(message: Message) -> None:
+        nonlocal finished
+        if isinstance(message, RoofDone):
+            run.append("roof", message.record)
+            finished += 1
+            progress(finished, len(dtypes), message.record.dtype)
+
+    progress(finished, len(dtypes), "")
+    if todo:
+        outcome = supervise(RoofJob(dtypes=todo, preset=preset, seed=seed), on_message)
+        if outcome.end != "finished":
+            raise FlashladderError(f"cuBLAS's matrix product: {outcome.end}: {outcome.detail}")
+
+
 def time_cells(
     run: RunDir,
     ladder: Ladder,
@@ -215,7 +238,9 @@ def time_cells(
             cell=cell,
             l2=l2,
             arms=arms,
-            excluded={s.name: no for s in arms if (no := refusal(checks, s.name, s.sha256, cell)) is not None},
+            excluded={
+                s.name: no for s in arms if (no := s.absence or refusal(checks, s.name, s.sha256, cell)) is not None
+            },
         )
         for cell, l2 in sorted(cells.items(), key=lambda item: (flops.flops(item[0]), item[0]))
         if not wanted <= recorded.get(cell, set())

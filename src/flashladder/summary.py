@@ -10,7 +10,7 @@ import msgspec
 
 from flashladder.diagnose import Results, load_results
 from flashladder.ladder import Ladder, load_shapes
-from flashladder.model import ArmStats, Cell, DtypeName, Estimate, L2Mode, Record, Rung, Shape, Status, Verdict
+from flashladder.model import ArmStats, Cell, DtypeName, Estimate, Kind, L2Mode, Record, Rung, Shape, Status, Verdict
 from flashladder.rundir import RunDir, pinned_id
 
 
@@ -35,7 +35,7 @@ class Row(Record, frozen=True, kw_only=True):
     """One rung or peer in one cell. A cell of several sets has a row for each; `set` is null if no set declares it."""
 
     name: str
-    kind: Literal["rung", "peer"]
+    kind: Kind
     set: str | None
     shape: Shape
     dtype: DtypeName

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tabulate import tabulate
 
@@ -22,6 +23,7 @@ from flashladder.model import (
     PredictionOutcome,
     RunInfo,
 )
+from flashladder.peers import PEERS, Peer
 from flashladder.summary import sets_of
 
 NOT_MEASURED = "not measured"
@@ -252,6 +254,63 @@ def headline(results: Results) -> Table:
         peers = (_rate(results, cell, peer) for peer in results.peers)
         rows.append((shape(cell), cell.mask, cell.dtype, *numbers, *peers))
     return Table(columns, tuple(rows))
+
+
+def peers(results: Results, info: RunInfo) -> Table:
+    """What each peer is, and its speed against the baseline over the cells in which both were timed; last the roof."""
+    baseline = results.ladder.baseline
+    rows = []
+    for name in results.peers:
+        peer = PEERS.get(name)
+        timed = [cell for cell in results.cells if results.median_us(cell, name) is not None]
+        ratios = [ratio for cell in timed if (ratio := results.ratio(cell, name, baseline)) is not None]
+        mean = number(math.exp(fmean(map(math.log, ratios)))) if ratios else NOT_MEASURED
+        rows.append(
+            (
+                name,
+                peer.what if peer is not None else NOT_APPLICABLE,
+                _version(peer, info),
+                f"{len(timed)} of {len(results.cells)}",
+                NOT_APPLICABLE if name == baseline else mean,
+            )
+        )
+    return Table(("peer", "what", "version", "cells timed", f"geometric mean x {baseline}"), tuple(rows))
+
+
+def _version(peer: Peer | None, info: RunInfo) -> str:
+    if peer is None or peer.distribution not in info.machine.peers:
+        return "unknown"
+    version = info.machine.peers[peer.distribution]
+    return "not installed" if version is None else f"{peer.distribution} {version}"
+
+
+def roofs(results: Results) -> Table:
+    """cuBLAS's rates."""
+    rows = [
+        (roof.dtype, f"{roof.size} x {roof.size} x {roof.size}", interval(roof.tflops.median, roof.tflops.ci))
+        for roof in results.roofs.values()
+    ]
+    return Table(("dtype", "product", "TFLOP/s"), tuple(rows))
+
+
+def peer_times(results: Results) -> Table:
+    """Median device time in microseconds of every peer in every cell, or why there is none."""
+    rows = [
+        (
+            shape(cell),
+            cell.mask,
+            cell.dtype,
+            *(_median(results.arm(cell, name)) for name in results.peers),
+        )
+        for cell in results.cells
+    ]
+    return Table(("shape", "mask", "dtype", *results.peers), tuple(rows))
+
+
+def _median(arm: ArmStats | None) -> str:
+    if arm is None:
+        return NOT_MEASURED
+    return arm.status if arm.device_us is None else number(arm.device_us.median)
 
 
 def _rate(results: Results, cell: Cell, name: str) -> str:

@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from flashladder import flops, reference
-from flashladder.arms import RungArm, SdpaArm
-from flashladder.check import distance, first_line
+from flashladder.arms import ArmSpec, LoadedArm
+from flashladder.check import EPS, distance, first_line
 from flashladder.ladder import CONTROL
 from flashladder.machine import Nvml, gpu_digest
-from flashladder.model import ArmTiming, BlockTelemetry, Cell, CellTiming, L2Mode, Preset, Status
+from flashladder.model import ArmTiming, BlockTelemetry, Cell, CellTiming, DtypeName, L2Mode, Preset, Roof, Status
 
 SAMPLE_US = 100.0
 """Events tick in 32 ns steps: at 100 us that is 0.03 %."""
 MAX_LAUNCHES = 200
 CHECKED_ROWS = 18
+ROOF_SIZE = 8192
+ROOF_SAMPLES = 40
 HOST_CALLS = 40
 HOST_CALLS_SLOW = 5
 SLOW_S = 1e-3
@@ -44,7 +46,7 @@ SPIN_CYCLES_PER_SAMPLE = 40_000
 class _Prepared:
     """An arm ready to be sampled in one cell."""
 
-    arm: RungArm | SdpaArm
+    arm: LoadedArm
     outputs: tuple[Any, Any]
     launches: int
     blocks: int
@@ -124,30 +126,34 @@ class Timer:
 
     def time_cell(
         self,
-        arms: Sequence[RungArm | SdpaArm],
+        specs: Sequence[ArmSpec],
+        opened: Callable[[ArmSpec], LoadedArm],
         cell: Cell,
         l2: L2Mode,
         excluded: dict[str, tuple[Status, str]],
         seed: int,
         at: Callable[[str], None],
     ) -> CellTiming:
-        """Check, warm up, sample and check again; an arm that cannot be timed becomes a record with its reason."""
+        """Check, warm up, sample and check again; an arm that cannot be timed becomes a record with its reason.
+
+        What is excluded is not opened.
+        """
         torch = self.torch
         seed = zlib.crc32(f"{seed}/{cell.id}".encode())
         sets = ceil(2 * self.l2_bytes / flops.input_bytes(cell)) if l2 == "cold" else 1
         inputs = _Inputs(torch, cell, sets, seed)
         prepared: list[_Prepared] = []
         records: dict[str, ArmTiming] = {}
-        for arm in arms:
-            at(arm.name)
+        for spec in specs:
+            at(spec.name)
             try:
-                if arm.name in excluded:
-                    status, reason = excluded[arm.name]
+                if spec.name in excluded:
+                    status, reason = excluded[spec.name]
                     raise _UnfitError(status, reason)
-                twin = next((p for p in prepared if p.arm.name + CONTROL == arm.name), None)
-                prepared.append(self._prepare(arm, inputs, twin))
+                twin = next((p for p in prepared if p.arm.name + CONTROL == spec.name), None)
+                prepared.append(self._prepare(opened(spec), inputs, twin))
             except _UnfitError as unfit:
-                records[arm.name] = _unfit_record(arm, unfit.status, unfit.reason)
+                records[spec.name] = _unfit_record(spec, unfit.status, unfit.reason)
         at("warm-up")
         warmup_s = self._warm_up(prepared)
         telemetry = self._sample_blocks(prepared, l2, seed, at)
@@ -164,12 +170,43 @@ class Timer:
             input_sets=sets,
             warmup_s=warmup_s,
             telemetry=tuple(telemetry),
-            arms=tuple(records[arm.name] for arm in arms),
+            arms=tuple(records[spec.name] for spec in specs),
         )
+
+    def roof(self, dtype: DtypeName, seed: int) -> Roof:
+        """cuBLAS's product of two random square matrices, each sample one product.
+
+        Raises RuntimeError when the product is wrong.
+        """
+        torch = self.torch
+        kind = torch.float16 if dtype == "fp16" else torch.bfloat16
+        generator = torch.Generator("cuda").manual_seed(seed)
+        a, b = (torch.randn(ROOF_SIZE, ROOF_SIZE, device="cuda", dtype=kind, generator=generator) for _ in range(2))
+        out = torch.empty_like(a)
+        start = time.perf_counter()
+        while time.perf_counter() - start < self.preset.warmup_ms * 1e-3:
+            torch.matmul(a, b, out=out)
+            torch.cuda.synchronize()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        ns, clocks = [], []
+        for _ in range(ROOF_SAMPLES):
+            torch.cuda._sleep(SPIN_CYCLES_PER_SAMPLE)
+            events[0].record()
+            torch.matmul(a, b, out=out)
+            events[1].record()
+            torch.cuda.synchronize()
+            ns.append(_ns((events[0], events[1]), 1))
+            clocks.append(self.nvml.sm_clock_mhz())
+        rows = slice(0, CHECKED_ROWS)
+        want = a[rows].to(torch.float64) @ b.to(torch.float64)
+        error = float((out[rows].to(torch.float64) - want).abs().max())
+        if not error <= EPS[dtype] * float(want.abs().max()):
+            raise RuntimeError(f"the {dtype} product is off by {error:.3g}")
+        return Roof(dtype=dtype, size=ROOF_SIZE, gpu_digest=self.gpu_digest, ns=tuple(ns), sm_clock_mhz=tuple(clocks))
 
     # --- preparation ---
 
-    def _prepare(self, arm: RungArm | SdpaArm, inputs: _Inputs, twin: _Prepared | None) -> _Prepared:
+    def _prepare(self, arm: LoadedArm, inputs: _Inputs, twin: _Prepared | None) -> _Prepared:
         """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing."""
         torch, cell = self.torch, inputs.cell
         rate_key = f"{arm.name}/{cell.shape.head_dim}"
@@ -230,7 +267,7 @@ class Timer:
 
     def _capture(
         self,
-        arm: RungArm | SdpaArm,
+        arm: LoadedArm,
         inputs: _Inputs,
         outputs: tuple[Any, Any],
         call: Callable[[int], tuple[Any, Any | None]],
@@ -337,7 +374,7 @@ class Timer:
         """Check the last sample's output, then measure single host calls."""
         o, lse = p.result()
         if fault := inputs.fault(p.last_set, o, lse):
-            return _unfit_record(p.arm, "failed", f"incorrect after timing: {fault}")
+            return _unfit_record(p.arm.spec, "failed", f"incorrect after timing: {fault}")
         return ArmTiming(
             arm=p.arm.name,
             kind=p.arm.spec.kind,
@@ -370,5 +407,5 @@ def _ns(events: tuple[Any, Any], launches: int) -> float:
     return round(float(events[0].elapsed_time(events[1])) * 1e6 / launches, 1)
 
 
-def _unfit_record(arm: RungArm | SdpaArm, status: Status, reason: str) -> ArmTiming:
-    return ArmTiming(arm=arm.name, kind=arm.spec.kind, status=status, reason=reason, sha256=arm.sha256)
+def _unfit_record(spec: ArmSpec, status: Status, reason: str) -> ArmTiming:
+    return ArmTiming(arm=spec.name, kind=spec.kind, status=status, reason=reason, sha256=spec.sha256)

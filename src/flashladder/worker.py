@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,7 @@ from flashladder.arrays import Memory
 from flashladder.check import Arm, Problem, check_case, pose, seed_of
 from flashladder.emulator.device import Options
 from flashladder.inputs import Case, values_of
-from flashladder.model import Agreement, Cell, CellTiming, CheckRecord, L2Mode, Preset, Record, Status
+from flashladder.model import Agreement, Cell, CellTiming, CheckRecord, DtypeName, L2Mode, Preset, Record, Roof, Status
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -57,6 +58,12 @@ class TimingJob(Record, frozen=True, kw_only=True, tag="timing"):
     """Least seconds a FLOP that an arm/head_dim was seen to take: lets hopeless cells be skipped unlaunched."""
 
 
+class RoofJob(Record, frozen=True, kw_only=True, tag="roof"):
+    dtypes: tuple[DtypeName, ...]
+    preset: Preset
+    seed: int
+
+
 class AgreementItem(Record, frozen=True, kw_only=True):
     gpu: ArmSpec
     emulated: ArmSpec
@@ -70,7 +77,7 @@ class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
     emulation: Options
 
 
-Job = CheckJob | AgreementJob | TimingJob
+Job = CheckJob | AgreementJob | RoofJob | TimingJob
 
 
 class At(Record, frozen=True, kw_only=True, tag="at"):
@@ -92,11 +99,15 @@ class TimingDone(Record, frozen=True, kw_only=True, tag="timing"):
     record: CellTiming
 
 
+class RoofDone(Record, frozen=True, kw_only=True, tag="roof"):
+    record: Roof
+
+
 class Finished(Record, frozen=True, kw_only=True, tag="finished"):
     pass
 
 
-Message = At | CheckDone | AgreementDone | TimingDone | Finished
+Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Finished
 Emit = Callable[[Message], None]
 
 
@@ -161,17 +172,26 @@ def _run_agreements(job: AgreementJob, emit: Emit) -> None:
         emit(AgreementDone(record=record))
 
 
+def _run_roofs(job: RoofJob, emit: Emit) -> None:
+    from flashladder.timing import Timer
+
+    timer = Timer(job.preset, {})
+    for dtype in job.dtypes:
+        emit(RoofDone(record=timer.roof(dtype, job.seed)))
+
+
 def _run_timings(job: TimingJob, emit: Emit) -> None:
     from flashladder.timing import Timer
 
     timer = Timer(job.preset, dict(job.rates))
+    opened = cache(open_arm)
     for number, item in enumerate(job.items):
 
         def at(arm: str, number: int = number) -> None:
             emit(At(item=number, arm=arm))
 
-        arms = [open_arm(spec) for spec in item.arms]
-        emit(TimingDone(record=timer.time_cell(arms, item.cell, item.l2, item.excluded, job.seed, at)))
+        record = timer.time_cell(item.arms, opened, item.cell, item.l2, item.excluded, job.seed, at)
+        emit(TimingDone(record=record))
 
 
 def main() -> None:
@@ -188,6 +208,8 @@ def main() -> None:
             _run_checks(job, emit)
         elif isinstance(job, AgreementJob):
             _run_agreements(job, emit)
+        elif isinstance(job, RoofJob):
+            _run_roofs(job, emit)
         else:
             _run_timings(job, emit)
         emit(Finished())

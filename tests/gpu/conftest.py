@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flashladder import build, machine, native
-from flashladder.arms import ArmSpec, RungArm
+from flashladder import build, machine
+from flashladder.arms import ArmSpec, LoadedArm, open_arm
 from flashladder.ladder import load_ladder
 
 RUNG_IDS = [r.id for r in load_ladder().rungs]
@@ -28,17 +28,17 @@ def torch() -> Any:
 
 
 @pytest.fixture(scope="session")
-def arms(torch: Any) -> dict[str, RungArm]:
+def arms(torch: Any) -> dict[str, LoadedArm]:
     arch = machine.gpu_arch()
     assert arch is not None
     result = {}
     for target, record in build.build(load_ladder().rungs, [arch]):
         assert record.status == "built", record.reason
         spec = ArmSpec(name=record.rung, kind="rung", library=str(target.library), sha256=record.sha256)
-        result[record.rung] = RungArm(spec, native.load(target.library).forward)
+        result[record.rung] = open_arm(spec)
     return result
 
 
 @pytest.fixture(params=RUNG_IDS)
-def arm(request: pytest.FixtureRequest, arms: dict[str, RungArm]) -> RungArm:
+def arm(request: pytest.FixtureRequest, arms: dict[str, LoadedArm]) -> LoadedArm:
     return arms[request.param]

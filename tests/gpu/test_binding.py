@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashladder import reference
-from flashladder.arms import RungArm
+from flashladder import native, reference
+from flashladder.arms import LoadedArm
 
 SCALE = 0.125
 
@@ -29,7 +30,7 @@ def _tensors(
     }
 
 
-def _run(arm: RungArm, t: dict[str, Any], causal: bool = False) -> None:
+def _run(arm: LoadedArm, t: dict[str, Any], causal: bool = False) -> None:
     arm(t["q"], t["k"], t["v"], t["o"], t["lse"], SCALE, causal)
 
 
@@ -67,7 +68,7 @@ BAD: dict[str, tuple[Callable[[Any, dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_raises_before_any_launch_and_the_next_call_works(torch: Any, arm: RungArm, name: str) -> None:
+def test_bad_input_raises_before_any_launch_and_the_next_call_works(torch: Any, arm: LoadedArm, name: str) -> None:
     change, message = BAD[name]
     t = _tensors(torch)
     change(torch, t)
@@ -80,13 +81,13 @@ def test_bad_input_raises_before_any_launch_and_the_next_call_works(torch: Any, 
     _is_right(torch, good)
 
 
-def test_scale_must_be_finite(torch: Any, arm: RungArm) -> None:
+def test_scale_must_be_finite(torch: Any, arm: LoadedArm) -> None:
     t = _tensors(torch)
     with pytest.raises(ValueError, match="scale is nan, expected a finite number"):
         arm(t["q"], t["k"], t["v"], t["o"], t["lse"], float("nan"), False)
 
 
-def test_offsets_past_two_to_the_31st(torch: Any, arm: RungArm) -> None:
+def test_offsets_past_two_to_the_31st(torch: Any, arm: LoadedArm) -> None:
     """Views whose batches and rows lie more than 2^31 elements apart."""
     stride = (1 << 31) + 128
     flat = torch.empty(stride + (1 << 20), device="cuda", dtype=torch.float16)
@@ -98,19 +99,19 @@ def test_offsets_past_two_to_the_31st(torch: Any, arm: RungArm) -> None:
     _is_right(torch, t)
 
 
-def test_more_batches_than_a_grid_axis(torch: Any, arms: dict[str, RungArm]) -> None:
+def test_more_batches_than_a_grid_axis(torch: Any, arms: dict[str, LoadedArm]) -> None:
     t = _tensors(torch, b=65535 + 7, hq=1, hk=1, sq=3, sk=5)
     _run(arms["r05_swizzle"], t, causal=True)
     _is_right(torch, t, causal=True)
 
 
-def test_too_many_heads_is_an_error(torch: Any, arm: RungArm) -> None:
+def test_too_many_heads_is_an_error(torch: Any, arm: LoadedArm) -> None:
     t = _tensors(torch, hq=65536, hk=1, sq=1, sk=1)
     with pytest.raises(ValueError, match="too large: expected at most 65535 heads"):
         _run(arm, t)
 
 
-def test_the_callers_stream_is_used(torch: Any, arm: RungArm) -> None:
+def test_the_callers_stream_is_used(torch: Any, arm: LoadedArm) -> None:
     """On a side stream behind a slow producer: a launch elsewhere would read NaN."""
     t = _tensors(torch)
     source = t["q"].clone()
@@ -125,7 +126,7 @@ def test_the_callers_stream_is_used(torch: Any, arm: RungArm) -> None:
     _is_right(torch, t)
 
 
-def test_a_second_device_is_used(torch: Any, arm: RungArm) -> None:
+def test_a_second_device_is_used(torch: Any, arm: LoadedArm) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     t = {name: x.to("cuda:1") for name, x in _tensors(torch).items()}
@@ -135,7 +136,7 @@ def test_a_second_device_is_used(torch: Any, arm: RungArm) -> None:
     assert torch.cuda.current_device() == 0
 
 
-def test_a_cuda_graph_replays_on_new_values(torch: Any, arm: RungArm) -> None:
+def test_a_cuda_graph_replays_on_new_values(torch: Any, arm: LoadedArm) -> None:
     t = _tensors(torch)
     graph = torch.cuda.CUDAGraph()
     _run(arm, t)
@@ -147,11 +148,11 @@ def test_a_cuda_graph_replays_on_new_values(torch: Any, arm: RungArm) -> None:
     _is_right(torch, t)
 
 
-def test_host_overhead_of_a_call_is_under_3_us(torch: Any, arm: RungArm) -> None:
+def test_host_overhead_of_a_call_is_under_3_us(torch: Any, arm: LoadedArm) -> None:
     """An empty problem passes through everything but the launch."""
     t = _tensors(torch, sq=0)
     arguments = (t["q"], t["k"], t["v"], t["o"], t["lse"], SCALE, False)
-    forward = arm.forward
+    forward = native.load(Path(arm.spec.library or "")).forward
     best = float("inf")
     for _ in range(20):
         start = time.perf_counter()

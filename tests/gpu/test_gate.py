@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashladder import check, inputs
-from flashladder.arms import RungArm
+from flashladder.arms import LoadedArm
 from flashladder.arrays import CudaMemory
 from tests.saboteurs import SABOTEURS, PyArm, right
 
@@ -25,11 +25,11 @@ def _cases() -> tuple[inputs.Case, ...]:
     return tuple(inputs.edge_cases("fp16", 64))
 
 
-def _statuses(arm: PyArm | RungArm, memory: CudaMemory) -> list[str]:
+def _statuses(arm: PyArm | LoadedArm, memory: CudaMemory) -> list[str]:
     return [check.check_case(arm, c, memory, SEED, check.pose(c, memory, SEED)).status for c in _cases()]
 
 
-def test_a_rung_passes_or_refuses_every_case(arm: RungArm, memory: CudaMemory) -> None:
+def test_a_rung_passes_or_refuses_every_case(arm: LoadedArm, memory: CudaMemory) -> None:
     statuses = _statuses(arm, memory)
     assert set(statuses) <= {"pass", "unsupported"}
     assert statuses.count("unsupported") <= 8, "unaligned layouts and head dimensions between the kernels'"

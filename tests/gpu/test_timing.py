@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashladder.arms import ArmSpec
+from flashladder.arms import ArmSpec, LoadedArm
+from flashladder.arrays import CudaMemory
 from flashladder.model import ArmTiming, Cell, L2Mode, Preset, Shape
 from flashladder.timing import Timer
 from tests.saboteurs import PyArm, right
@@ -16,27 +17,15 @@ CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=64, seq_k=64, head
 PRESET = Preset(sets=(), dtypes=("fp16",), blocks=12, min_blocks=10, warmup_ms=100, arm_budget_s=4, arm_limit_s=4)
 
 
-class Fake:
-    """A right arm with extra work around it."""
-
-    def __init__(self, torch: Any, name: str, work: Any) -> None:
-        from contextlib import nullcontext
-
-        from flashladder.arrays import CudaMemory
-
-        self.spec = ArmSpec(name=name, kind="peer")
-        self.name, self.sha256 = name, None
-        self.context = nullcontext
-        self._inner = PyArm(name, CudaMemory(), right)
-        self._work = work
-
-    def __call__(self, *arguments: Any) -> tuple[Any, Any]:
-        return self._work(self._inner, *arguments) or (arguments[3], arguments[4])
-
-
 def _time(torch: Any, work: Any, l2: L2Mode = "warm", preset: Preset = PRESET) -> ArmTiming:
-    arm = Fake(torch, "fake", work)
-    return Timer(preset, {}).time_cell([arm], CELL, l2, {}, 0, lambda _: None).arms[0]  # type: ignore[list-item]
+    """Times a right arm with `work` around it."""
+    inner = PyArm("fake", CudaMemory(), right)
+
+    def attention(*arguments: Any) -> tuple[Any, Any]:
+        return work(inner, *arguments) or (arguments[3], arguments[4])
+
+    arm = LoadedArm(ArmSpec(name="fake", kind="peer"), attention)
+    return Timer(preset, {}).time_cell([arm.spec], lambda _: arm, CELL, l2, {}, 0, lambda _: None).arms[0]
 
 
 def _spin(torch: Any, cycles: int) -> Any:
