@@ -30,6 +30,7 @@ using flashladder::Dtype;
 using flashladder::kernel_head_dim;
 using flashladder::Params;
 using flashladder::Strides;
+using flashladder::Tile;
 
 #ifdef FLASHLADDER_EMULATED
 constexpr DLDeviceType kDevice = kDLCPU;
@@ -41,6 +42,7 @@ constexpr const char* kWrongDevice = "q is not in GPU memory, expected a CUDA te
 constexpr bool kEmulated = kDevice == kDLCPU;
 constexpr int kMaxGridYZ = 65535;
 constexpr int64_t kMaxSeq = int64_t{1} << 30;
+constexpr int64_t kMaxSplits = 256;
 
 std::string dtype_name(DLDataType t) {
   const char* kind = t.code == kDLFloat ? "float" : t.code == kDLBfloat ? "bfloat" : t.code == kDLInt ? "int" : "type";
@@ -113,10 +115,8 @@ float* data_of(Parts& parts) { return static_cast<float*>(parts.value().data_ptr
 bool can_allocate() { return TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr; }
 #endif
 
-// Gives the problem room for its parts; without an allocator (tensors that are not PyTorch's) its keys are not split.
-Parts make_parts(const flashladder::Rung& rung, Params& p, DLDevice device) {
-  if (rung.splits == nullptr || !can_allocate()) return {};
-  p.splits = rung.splits(p, device.device_id);
+// Room for the parts of split keys.
+Parts make_parts(Params& p, DLDevice device) {
   if (p.splits == 1) return {};
   const int64_t rows = int64_t{p.splits} * p.batch * p.heads_q * p.seq_q, head_dim = kernel_head_dim(p.head_dim);
   Parts parts = allocate_floats(rows * (head_dim + 1), device);
@@ -125,13 +125,42 @@ Parts make_parts(const flashladder::Rung& rung, Params& p, DLDevice device) {
   return parts;
 }
 
-void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
-             double scale, bool causal) {
+// A choice in place of the rung's own.
+struct Forced {
+  int64_t tile, splits;
+};
+
+// Without an allocator (tensors that are not PyTorch's) keys are not split.
+Tile choose(const flashladder::Rung& rung, Params& p, int device, const Forced* forced) {
+  if (rung.plan == nullptr) {
+    if (forced != nullptr)
+      TVM_FFI_THROW(ValueError) << rung.id << " has one kernel and splits no keys, expected a rung that plans";
+    return Tile::large;
+  }
+  Tile tile = rung.plan(p, rung.multiprocessors(device));
+  if (forced != nullptr) {
+    if (forced->tile < 0 || forced->tile > 2 || forced->splits < 1 || forced->splits > kMaxSplits ||
+        (forced->tile == 0 && forced->splits != 1))
+      TVM_FFI_THROW(ValueError) << "tile " << forced->tile << " with " << forced->splits
+                                << " splits, expected 0 with 1, or 1 or 2 with up to " << kMaxSplits;
+    tile = static_cast<Tile>(forced->tile);
+    p.splits = static_cast<int32_t>(forced->splits);
+  }
+  if (!can_allocate()) p.splits = 1;
+  return tile;
+}
+
+void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse, double scale,
+         bool causal, const Forced* forced) {
   const flashladder::Rung& rung = *flashladder_rung();
   const DLDevice device = q.device();
   if (device.device_type != kDevice) TVM_FFI_THROW(ValueError) << kWrongDevice;
   if (!is_16bit_float(q.dtype()))
     TVM_FFI_THROW(TypeError) << "q is " << dtype_name(q.dtype()) << ", expected float16 or bfloat16";
+  const Dtype dtype = q.dtype().code == kDLFloat ? Dtype::fp16 : Dtype::bf16;
+  if (rung.config.half_scores && dtype != Dtype::fp16)
+    TVM_FFI_THROW(TypeError) << "q is bfloat16, expected float16: this rung adds up scores in fp16, whose range is "
+                                "smaller than bfloat16's";
   if (q.ndim() != 4 || k.ndim() != 4)
     TVM_FFI_THROW(ValueError) << "q and k have " << q.ndim() << " and " << k.ndim()
                               << " dimensions, expected 4: (batch, heads, seq, head_dim)";
@@ -186,11 +215,40 @@ void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Tenso
       .part_o = nullptr,
       .part_lse = nullptr,
   };
-  const Parts parts = make_parts(rung, params, device);
-  const Dtype dtype = q.dtype().code == kDLFloat ? Dtype::fp16 : Dtype::bf16;
+  const Tile tile = choose(rung, params, device.device_id, forced);
+  const Parts parts = make_parts(params, device);
   void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
-  if (const int error = rung.launch(params, dtype, device.device_id, stream))
+  if (const int error = rung.launch(params, dtype, tile, device.device_id, stream))
     TVM_FFI_THROW(RuntimeError) << rung.id << ": launch failed: " << rung.error_name(error);
+}
+
+void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
+             double scale, bool causal) {
+  run(q, k, v, o, lse, scale, causal, nullptr);
+}
+
+// forward() by the kernel and number of splits that the caller names.
+void forward_planned(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
+                     double scale, bool causal, int64_t tile, int64_t splits) {
+  const Forced forced{tile, splits};
+  run(q, k, v, o, lse, scale, causal, &forced);
+}
+
+// The rung's own choice, "tile splits", for a problem on a device of so many multiprocessors; "" when it has none.
+ffi::String plan(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_k, int64_t head_dim,
+                 bool causal, int64_t multiprocessors) {
+  const flashladder::Rung& rung = *flashladder_rung();
+  if (rung.plan == nullptr) return "";
+  Params p{};
+  p.batch = static_cast<int32_t>(batch);
+  p.heads_q = static_cast<int32_t>(heads_q);
+  p.heads_kv = static_cast<int32_t>(heads_kv);
+  p.seq_q = static_cast<int32_t>(seq_q);
+  p.seq_k = static_cast<int32_t>(seq_k);
+  p.head_dim = static_cast<int32_t>(head_dim);
+  p.causal = causal;
+  const int tile = static_cast<int>(rung.plan(p, static_cast<int>(multiprocessors)));
+  return std::to_string(tile) + " " + std::to_string(p.splits);
 }
 
 ffi::String config() {
@@ -212,6 +270,9 @@ ffi::String config() {
       {"lazy_rescale", c.lazy_rescale},
       {"longest_first", c.longest_first},
       {"any_head_dim", c.any_head_dim},
+      {"pack_heads", c.pack_heads},
+      {"weights_in_shared", c.weights_in_shared},
+      {"half_scores", c.half_scores},
   };
   std::ostringstream json;
   for (const auto& [name, value] : fields)
@@ -234,5 +295,7 @@ ffi::String dynamic_shared() {
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward_planned, forward_planned);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(config, config);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dynamic_shared, dynamic_shared);

@@ -70,6 +70,12 @@ inline int launch(const Instance& instance, Grid grid, Params p, int device, cud
   return cudaSuccess;
 }
 
+inline int multiprocessors(int device) {
+  int count = 1;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 inline const char* error_name(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
 }  // namespace flashladder
@@ -111,7 +117,7 @@ inline const char* error_name(int code) { return cudaGetErrorString(static_cast<
   extern "C" const flashladder::Rung* flashladder_rung() {                                                       \
     using namespace flashladder;                                                                                 \
     static const Rung rung{#ID, CONFIG,                                                                          \
-                           [](const Params& p, Dtype dtype, int device, void* stream) {                          \
+                           [](const Params& p, Dtype dtype, Tile, int device, void* stream) {                    \
                              const bool fp16 = dtype == Dtype::fp16;                                             \
                              auto* kernel = p.head_dim == 64 ? (fp16 ? ID##_fp16_d64 : ID##_bf16_d64)            \
                                                              : (fp16 ? ID##_fp16_d128 : ID##_bf16_d128);         \

@@ -40,7 +40,10 @@ struct MmaForward {
       } part;  // of the warps that share rows, for their sum; key_warps > 1 alone
     };
   };
-  static constexpr int kSharedBytes = kKeyWarps > 1 ? sizeof(Shared) : offsetof(Shared, k) + kBuffers * kTileBytes;
+  static constexpr int kWeightChunks = kWarpN / 8;  // a row of a warp's weights
+  static constexpr int kTensorBytes = kKeyWarps > 1 ? sizeof(Shared) : offsetof(Shared, k) + kBuffers * kTileBytes;
+  static constexpr int kWeightBytes = C.weights_in_shared ? kM * kN * sizeof(T) : 0;  // behind the tensors
+  static constexpr int kSharedBytes = kTensorBytes + kWeightBytes;
 
   using Scores = float[kFragments][kWarpN / 8][4];
   using Output = float[kFragments][D / 8][4];
@@ -76,7 +79,7 @@ struct MmaForward {
     static_assert(C.threads % kChunks == 0 && kRows % kPass == 0);
     const int thread_row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
     const T* from = source + (first + thread_row) * row_stride + chunk * 8;
-#pragma unroll(kStages > 0 ? 16 : 2)
+#pragma unroll
     for (int i = 0; i < kRows; i += kPass, from += kPass * row_stride) {
       const int row = i + thread_row;
       const bool inside = first + row < rows && is_column(chunk, head_dim);
@@ -109,6 +112,7 @@ struct MmaForward {
 
   // Scores of the warp's rows against its keys of the tile: s[.][n] covers keys 8 n to 8 n + 7 of them.
   static __device__ void multiply_qk(Scores& s, const QFragments& q_registers, uint32_t q_row, uint32_t k_row) {
+    [[maybe_unused]] uint32_t half[kFragments][kWarpN / 8][2] = {};
 #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
       Fragment q[kFragments];
@@ -121,26 +125,88 @@ struct MmaForward {
         for (int f = 0; f < kFragments; ++f) {
           const Fragment& rows =
               kQInRegisters ? q_registers[kQInRegisters ? d : 0][f] : static_cast<const Fragment&>(q[f]);
-          ptx::mma<T>(s[f][n], rows, k[0], k[1]);
-          ptx::mma<T>(s[f][n + 1], rows, k[2], k[3]);
+          if constexpr (C.half_scores) {
+            ptx::mma_half(half[f][n], rows, k[0], k[1]);
+            ptx::mma_half(half[f][n + 1], rows, k[2], k[3]);
+          } else {
+            ptx::mma<T>(s[f][n], rows, k[0], k[1]);
+            ptx::mma<T>(s[f][n + 1], rows, k[2], k[3]);
+          }
+        }
+      }
+    }
+    if constexpr (C.half_scores) {
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+        for (int n = 0; n < kWarpN / 8; ++n) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const float2 x = __half22float2(reinterpret_cast<const __half2&>(half[f][n][r]));
+            s[f][n][r * 2] = x.x;
+            s[f][n][r * 2 + 1] = x.y;
+          }
         }
       }
     }
   }
 
-  // o[.][n] += P V for output columns 8 n to 8 n + 7.
-  static __device__ void multiply_pv(Output& o, Scores& weights, Rows& rows, float factor, uint32_t v_row) {
+  // Weights of 16 keys, rounded, as the left operand of P V.
+  static __device__ void pack_weights(Fragment (&p)[kFragments], const Scores& weights, int block) {
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      const auto &low = weights[f][block * 2], &high = weights[f][block * 2 + 1];
+      p[f][0] = pack(T(), low[0], low[1]);
+      p[f][1] = pack(T(), low[2], low[3]);
+      p[f][2] = pack(T(), high[0], high[1]);
+      p[f][3] = pack(T(), high[2], high[3]);
+    }
+  }
+
+  // The warp's own weights in shared memory: kWarpM rows of kWeightChunks.
+  static __device__ Chunk<T>& weight_chunk(Chunk<T>* weights, int row, int chunk) {
+    return weights[row * kWeightChunks + (chunk ^ row % min(kWeightChunks, 8))];
+  }
+
+  // Leaves all weights of the tile in shared memory.
+  static __device__ void store_weights(Chunk<T>* to, Scores& weights, Rows& rows, float factor) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int block = 0; block < kWarpN / 16; ++block) {
       exponentiate(weights, rows, factor, block * 2);
       Fragment p[kFragments];
+      pack_weights(p, weights, block);
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
-        const auto &low = weights[f][block * 2], &high = weights[f][block * 2 + 1];
-        p[f][0] = pack(T(), low[0], low[1]);
-        p[f][1] = pack(T(), low[2], low[3]);
-        p[f][2] = pack(T(), high[0], high[1]);
-        p[f][3] = pack(T(), high[2], high[3]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          Chunk<T>& chunk = weight_chunk(to, f * 16 + i % 2 * 8 + lane / 4, block * 2 + i / 2);
+          reinterpret_cast<uint32_t&>(chunk.x[lane % 4 * 2]) = p[f][i];
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  static __device__ void load_weights(Fragment (&p)[kFragments], Chunk<T>* from, int block) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f)
+      ptx::ldmatrix(p[f], ptx::shared_address(&weight_chunk(from, f * 16 + lane % 16, block * 2 + lane / 16)));
+  }
+
+  // o[.][n] += P V for output columns 8 n to 8 n + 7. `shared` has room for the weights that go through it.
+  static __device__ void multiply_pv(Output& o, Scores& weights, Rows& rows, float factor, uint32_t v_row,
+                                     [[maybe_unused]] Chunk<T>* shared) {
+    if constexpr (C.weights_in_shared) store_weights(shared, weights, rows, factor);
+#pragma unroll
+    for (int block = 0; block < kWarpN / 16; ++block) {
+      Fragment p[kFragments];
+      if constexpr (C.weights_in_shared) {
+        load_weights(p, shared, block);
+      } else {
+        exponentiate(weights, rows, factor, block * 2);
+        pack_weights(p, weights, block);
       }
 #pragma unroll
       for (int n = 0; n < D / 8; n += 2) {
@@ -295,6 +361,8 @@ struct MmaForward {
       }
     }
     const int all_visible = visible_keys(p, m0 + warp_row);  // to every row of the warp
+    [[maybe_unused]] Chunk<T>* const warp_weights =
+        reinterpret_cast<Chunk<T>*>(dynamic_shared + kTensorBytes) + warp * kWarpM * kWeightChunks;
 
     for (int tile = first; tile < end; ++tile) {
       if constexpr (kStages > 0) {
@@ -311,7 +379,7 @@ struct MmaForward {
                   row_address(smem.k[buffer], warp_key + lane / 16 * 8 + lane % 8, lane / 8 % 2));
       finish_scores(s, p, m0 + at.row, first_key + at.column, first_key + kWarpN > all_visible);
       const float factor = raise_max(s, o, rows, p.scale_log2);
-      multiply_pv(o, s, rows, factor, row_address(smem.v[buffer], warp_key + lane % 16, lane / 16));
+      multiply_pv(o, s, rows, factor, row_address(smem.v[buffer], warp_key + lane % 16, lane / 16), warp_weights);
       if constexpr (kStages == 0) __syncthreads();  // the tile is consumed
     }
 
@@ -457,10 +525,10 @@ Instance mma_instance(void (*kernel)(Params), void (*combine)(Params) = nullptr)
   return {kernel, C.tile_m, C.threads, MmaForward<C, T, D>::kSharedBytes, combine};
 }
 
-inline Plan plan_on(const Params& p, int device) {
-  int sms = 1;
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  return plan(p, sms);
+template <bool kPackHeads>
+Tile plan(Params& p, int multiprocessors) {
+  if (kPackHeads) pack_heads(p);
+  return choose_tile(p, multiprocessors);
 }
 
 }  // namespace flashladder
@@ -490,11 +558,12 @@ inline Plan plan_on(const Params& p, int device) {
                                            {#ID "_bf16_d128", instances[1][1].shared_bytes}};                    \
     static const Rung rung{#ID,                                                                                  \
                            CONFIG,                                                                               \
-                           [](const Params& p, Dtype dtype, int device, void* stream) {                          \
+                           [](const Params& p, Dtype dtype, Tile, int device, void* stream) {                    \
                              const Instance& instance = instances[static_cast<int>(dtype)][p.head_dim > 64];     \
                              return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream)); \
                            },                                                                                    \
                            error_name,                                                                           \
+                           nullptr,                                                                              \
                            nullptr,                                                                              \
                            shared,                                                                               \
                            4};                                                                                   \
@@ -521,28 +590,29 @@ inline Plan plan_on(const Params& p, int device) {
   }
 
 // A kernel a tile size for each dtype and head dimension; plan.h chooses.
-#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                                                                       \
-  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                                                    \
-  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                                                  \
-  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                                             \
-  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                                           \
-  extern "C" const flashladder::Rung* flashladder_rung() {                                                         \
-    using namespace flashladder;                                                                                   \
-    static const Instance* const instances[2][2] = {{ID##_instances_fp16_d64, ID##_instances_fp16_d128},           \
-                                                    {ID##_instances_bf16_d64, ID##_instances_bf16_d128}};          \
-    static const DynamicShared shared[] = {                                                                        \
-        FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),                       \
-        FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)};                      \
-    static const Rung rung{#ID,                                                                                    \
-                           CONFIG,                                                                                 \
-                           [](const Params& p, Dtype dtype, int device, void* stream) {                            \
-                             const int tile = static_cast<int>(plan_on(p, device).tile);                           \
-                             const Instance& instance = instances[static_cast<int>(dtype)][p.head_dim > 64][tile]; \
-                             return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream));   \
-                           },                                                                                      \
-                           error_name,                                                                             \
-                           [](const Params& p, int device) { return plan_on(p, device).splits; },                  \
-                           shared,                                                                                 \
-                           12};                                                                                    \
-    return &rung;                                                                                                  \
+#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                                                                     \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                                                  \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                                                \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                                           \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                                         \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                                       \
+    using namespace flashladder;                                                                                 \
+    static const Instance* const instances[2][2] = {{ID##_instances_fp16_d64, ID##_instances_fp16_d128},         \
+                                                    {ID##_instances_bf16_d64, ID##_instances_bf16_d128}};        \
+    static const DynamicShared shared[] = {                                                                      \
+        FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),                     \
+        FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)};                    \
+    static const Rung rung{#ID,                                                                                  \
+                           CONFIG,                                                                               \
+                           [](const Params& p, Dtype dtype, Tile tile, int device, void* stream) {               \
+                             const Instance* kernels = instances[static_cast<int>(dtype)][p.head_dim > 64];      \
+                             const Instance& instance = kernels[static_cast<int>(tile)];                         \
+                             return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream)); \
+                           },                                                                                    \
+                           error_name,                                                                           \
+                           plan<CONFIG.pack_heads>,                                                              \
+                           multiprocessors,                                                                      \
+                           shared,                                                                               \
+                           12};                                                                                  \
+    return &rung;                                                                                                \
   }

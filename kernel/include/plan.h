@@ -10,30 +10,34 @@
 
 namespace flashladder {
 
-enum class Tile : int32_t {
-  large,   // the rung's own
-  medium,  // 32 rows
-  small,   // 16 rows
-};
-
-struct Plan {
-  Tile tile;
-  int splits;
-};
-
 constexpr int kLargeRows = 128, kMediumRows = 32, kSmallRows = 16;
 constexpr int kKeysPerSplit = 512;  // fewer keys a part save less time than joining the parts costs
 
-inline Plan plan(const Params& p, int sms) {
+// One query row a head: the query heads that share a KV head become the rows of one tile, which reads K and V once.
+inline void pack_heads(Params& p) {
+  const int group = p.heads_q / p.heads_kv;
+  if (p.seq_q != 1 || group == 1) return;
+  for (Strides* strides : {&p.q_strides, &p.o_strides, &p.lse_strides}) {
+    strides->row = strides->head;
+    strides->head *= group;
+  }
+  p.heads_q = p.heads_kv;
+  p.seq_q = group;
+  p.causal = false;  // the one row sees every key
+}
+
+inline Tile choose_tile(Params& p, int multiprocessors) {
   const auto blocks = [&](int rows) {
     return static_cast<int64_t>(p.batch) * p.heads_q * ((p.seq_q + rows - 1) / rows);
   };
-  const int64_t enough = (3 * static_cast<int64_t>(sms) + 3) / 4;
+  p.splits = 1;
+  const int64_t enough = (3 * static_cast<int64_t>(multiprocessors) + 3) / 4;
   const int64_t most_splits = std::max(1, p.seq_k / kKeysPerSplit);
-  if (p.seq_q > kLargeRows / 2 && blocks(kLargeRows) >= enough) return {Tile::large, 1};
+  if (p.seq_q > kLargeRows / 2 && blocks(kLargeRows) >= enough) return Tile::large;
   const bool is_medium = p.seq_q > kSmallRows && blocks(kMediumRows) * most_splits >= enough;
-  const int64_t splits = sms / blocks(is_medium ? kMediumRows : kSmallRows);
-  return {is_medium ? Tile::medium : Tile::small, static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits))};
+  const int64_t splits = multiprocessors / blocks(is_medium ? kMediumRows : kSmallRows);
+  p.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits));
+  return is_medium ? Tile::medium : Tile::small;
 }
 
 }  // namespace flashladder

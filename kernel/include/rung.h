@@ -68,12 +68,22 @@ struct Config {
   bool fold_scale = false;  // softmax scale and subtraction of the maximum in one FMA
   int32_t lazy_rescale =
       -1;  // O is rescaled when a maximum grew by more than this, in powers of two; -1: in every tile
-  bool longest_first = false;  // query tiles with the most keys start first
-  bool any_head_dim = false;   // head_dim: any multiple of 8 up to 128; else 64 and 128 alone
+  bool longest_first = false;      // query tiles with the most keys start first
+  bool any_head_dim = false;       // head_dim: any multiple of 8 up to 128; else 64 and 128 alone
+  bool pack_heads = false;         // one query row: the query heads of a KV head become the rows of one tile
+  bool weights_in_shared = false;  // P goes through shared memory to P V; else it stays in registers
+  bool half_scores = false;        // Q K^T is accumulated in fp16, for float16 alone
+};
+
+// Which of a rung's kernels computes a problem, where it has several.
+enum class Tile : int32_t {
+  large,   // the rung's own
+  medium,  // 32 rows
+  small,   // 16 rows
 };
 
 // Enqueues the kernels on `stream` (a cudaStream_t of `device`); returns a cudaError_t.
-using Launch = int (*)(const Params&, Dtype, int device, void* stream);
+using Launch = int (*)(const Params&, Dtype, Tile, int device, void* stream);
 
 // A kernel that asks for shared memory at its launch.
 struct DynamicShared {
@@ -86,8 +96,10 @@ struct Rung {
   Config config;
   Launch launch;
   const char* (*error_name)(int);
-  // Into how many parts launch() splits the keys of this problem on this device when given room for them.
-  int (*splits)(const Params&, int device);
+  // Chooses a kernel and Params::splits for a device of so many multiprocessors, and may lay the problem out anew.
+  // Null: there is one kernel, and keys are not split.
+  Tile (*plan)(Params&, int multiprocessors);
+  int (*multiprocessors)(int device);
   const DynamicShared* dynamic_shared;
   int32_t dynamic_shared_count;
 };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import msgspec
 from tabulate import tabulate
 
 from flashladder import build as building
-from flashladder import diagnose, doctor, machine, paths, report, rundir, summary, tables
+from flashladder import diagnose, doctor, machine, native, paths, report, rundir, summary, tables
 from flashladder.arms import ArmSpec, peer_specs
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
@@ -20,6 +20,7 @@ from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode,
 from flashladder.ninja import Progress
 from flashladder.rundir import RunDir
 from flashladder.stages import build_rungs, check_arms, measure_roofs, time_cells
+from flashladder.tune import Plan, Regret, plan_specs, regrets
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Session:
     preset: Preset
     seed: int
     peers: list[ArmSpec]
+    variants_everywhere: bool = False
     specs: list[ArmSpec] = field(default_factory=list)
     builds: list[BuildRecord] = field(default_factory=list)
     checks: list[CheckRecord] = field(default_factory=list)
@@ -111,11 +113,31 @@ class Session:
         return self.checks
 
     def measure_roofs(self, progress: Progress) -> None:
-        dtypes = tuple(dict.fromkeys(cell.dtype for cell in self.cells))
+        dtypes = tuple(dict.fromkeys(cell.dtype for cell in self.cells)) if self.preset.roof else ()
         measure_roofs(self.run, dtypes, self.preset, self.seed, progress)
 
     def time(self, progress: Progress) -> None:
-        time_cells(self.run, self.ladder, self.specs, self.cells, self.preset, self.seed, progress)
+        ladder = self.ladder
+        if self.variants_everywhere:
+            ladder = replace(ladder, variant_shapes=tuple({cell.shape.id for cell in self.cells}))
+        time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
+
+    def tune(self, rung: str, progress: Progress) -> None:
+        """Time every plan of a rung that was built and checked."""
+        base = next(spec for spec in self.specs if spec.name == rung)
+        time_cells(self.run, self.ladder, plan_specs(base), self.cells, self.preset, self.seed, progress)
+
+    def regrets(self, rung: str) -> list[Regret]:
+        """What the rung's own choices cost; raises FlashladderError when it has none."""
+        base = next(spec for spec in self.specs if spec.name == rung)
+        library, sms = native.load(Path(base.library or "")), self.run.info.machine.sm_count or 1
+
+        def choose(cell: Cell) -> Plan:
+            if (plan := library.plan(cell, sms)) is None:
+                raise FlashladderError(f"{rung} has one kernel and splits no keys; expected a rung that plans")
+            return plan
+
+        return regrets(self.run.timings(), choose)
 
     def diagnose(self) -> None:
         write_diagnosis(self.run)
@@ -151,9 +173,12 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
     Raises EnvironmentInvalidError when this machine cannot measure, FlashladderError on a bad request.
     """
     ladder = load_ladder()
+    preset = load_presets()[selection.preset]
     chosen = () if peers_alone else ladder.select(selection.rungs)
+    if preset.variants and not peers_alone and not selection.rungs:
+        chosen = (*chosen, *ladder.variants)
     cells = select_cells(selection)
-    peers = peer_specs(selection.peers, machine.gpu_arch())
+    peers = peer_specs(selection.peers or preset.peers, machine.gpu_arch())
     faults = [f for f in doctor.examine() if f.level == "fault"]
     if machine.gpu_name() is None:
         raise EnvironmentInvalidError("no GPU here, one is needed; 'flashladder ablation' shows what works without")
@@ -166,7 +191,7 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
     else:
         run.write_info(new_info(run, selection.preset, here))
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
-    return Session(run, ladder, rungs, cells, load_presets()[selection.preset], selection.seed, peers)
+    return Session(run, ladder, rungs, cells, preset, selection.seed, peers, bool(selection.rungs))
 
 
 def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
@@ -209,7 +234,7 @@ def measured_rungs(ladder: Ladder, chosen: Sequence[Rung], recorded: Sequence[st
     A cell is measured as a whole, so that any two of its arms can be paired; leaving out a recorded rung would lose it.
     """
     wanted = {r.id for r in chosen} | {r.parent for r in chosen} | set(recorded)
-    return tuple(r for r in ladder.rungs if r.id in wanted)
+    return tuple(r for r in (*ladder.rungs, *ladder.variants) if r.id in wanted)
 
 
 def raise_on_build_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> None:

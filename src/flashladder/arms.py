@@ -12,7 +12,7 @@ from typing import Any
 from flashladder import native
 from flashladder.errors import FlashladderError
 from flashladder.ladder import CONTROL
-from flashladder.model import Kind, Record, Status
+from flashladder.model import USUAL, Kind, Record, Slack, Status
 from flashladder.peers import PEERS, Attention
 
 
@@ -23,6 +23,11 @@ class ArmSpec(Record, frozen=True, kw_only=True):
     kind: Kind
     library: str | None = None
     sha256: str | None = None
+    score_limit: float | None = None
+    """Largest |q . k| that a kernel's arithmetic holds (Rung.score_limit)."""
+    slack: Slack = USUAL
+    plan: tuple[int, int] | None = None
+    """Tile and number of splits that a rung is made to follow; None: its own choice."""
     absence: tuple[Status, str] | None = None
     """(status, reason) of a peer that cannot run here."""
 
@@ -62,7 +67,7 @@ def open_arm(spec: ArmSpec) -> LoadedArm:
     """The callable of a spec; loads its library or imports the peer."""
     if spec.kind != "peer":
         assert spec.library is not None
-        return LoadedArm(spec, _attention(native.load(Path(spec.library)).forward))
+        return LoadedArm(spec, _attention(native.load(Path(spec.library)).following(spec.plan)))
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     peer = PEERS[spec.name.removesuffix(CONTROL)]
     return LoadedArm(spec, peer.open(), peer.context)

@@ -264,7 +264,7 @@ def static_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> list
             if changed != declared:
                 faults.append(
                     f"{rung.id}: its Config differs from {rung.parent}'s in {sorted(changed)}, "
-                    f"experiments/ladder.toml declares {sorted(declared)}"
+                    f"its declaration says {sorted(declared)}"
                 )
     return faults
 

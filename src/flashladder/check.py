@@ -20,8 +20,8 @@ from array_api_compat import array_namespace
 from flashladder import reference
 from flashladder.arrays import NUMPY_DTYPES, Memory, bits
 from flashladder.inputs import LAYOUTS, Case, Placed, Values, place, values_of
-from flashladder.ladder import CONTROL
-from flashladder.model import Cell, CheckRecord, Errors, Status
+from flashladder.ladder import gated_name
+from flashladder.model import USUAL, Cell, CheckRecord, Errors, Slack, Status
 
 POISONS = (float("nan"), 12352.0)
 """One a round. The second is a number, so that an element left unwritten shows even where NaN is right."""
@@ -80,17 +80,27 @@ def _magnitude(y: Any) -> float:
     return _stats(xp.zeros_like(y), y)[0]
 
 
-def distance(o: Any, lse: Any | None, oracle: tuple[Any, Any], unfused: tuple[Any, Any], dtype: str) -> Distance:
-    """Judge O and LSE (float64 arrays) against the oracle. Without an LSE only O is judged."""
+def distance(
+    o: Any,
+    lse: Any | None,
+    oracle: tuple[Any, Any],
+    unfused: tuple[Any, Any],
+    dtype: str,
+    slack: Slack = USUAL,
+) -> Distance:
+    """Judge O and LSE (float64 arrays) against the oracle. Without an LSE only O is judged.
+
+    `slack` multiplies the limits.
+    """
     o_max, o_rms = _stats(o, oracle[0])
     lse_max = 0.0 if lse is None else _stats(lse, oracle[1])[0]
     ref_max, ref_rms = _stats(unfused[0], oracle[0])
     ref_lse = _stats(unfused[1], oracle[1])[0]
     half_ulp = EPS[dtype] / 2 * _magnitude(oracle[0])
     limits = Errors(
-        o_max=FACTOR * ref_max + half_ulp,
-        o_rms=FACTOR * ref_rms + half_ulp / 4,
-        lse_max=FACTOR * ref_lse + LSE_FLOOR * (1 + _magnitude(oracle[1])),
+        o_max=slack.o * (FACTOR * ref_max + half_ulp),
+        o_rms=slack.o * (FACTOR * ref_rms + half_ulp / 4),
+        lse_max=slack.lse * (FACTOR * ref_lse + LSE_FLOOR * (1 + _magnitude(oracle[1]))),
     )
     errors = Errors(
         o_max=o_max if np.isfinite(o_max) else float("inf"),
@@ -201,12 +211,25 @@ def _pose(case: Case, memory: Memory, seed: int) -> Problem:
         return Problem(values, run(), run(rounding=memory.rounding(case.cell.dtype)))
 
 
+def largest_score(values: Values) -> float:
+    """Largest finite |q . k| of a problem, unscaled; masked pairs count, since a kernel may compute them."""
+    q, k, _ = (x.astype(np.float64) for x in values)
+    if not q.size or not k.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # the query heads of a KV head follow each other
+        scores = np.abs(grouped @ k.transpose(0, 1, 3, 2))
+    return float(np.max(scores, initial=0.0, where=np.isfinite(scores)))
+
+
 def seed_of(case: Case, seed: int) -> int:
     """A seed of the case's own, reproducible from the run's."""
     return zlib.crc32(f"{seed}/{case.id}".encode())
 
 
-def check_case(arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[Problem, ...]) -> CheckRecord:
+def check_case(
+    arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[Problem, ...], slack: Slack = USUAL
+) -> CheckRecord:
     """Run one case on its `problems`. What an arm raises for input it does not take is the status "unsupported"."""
 
     def record(status: Any, reason: str | None, found: Distance | None = None) -> CheckRecord:
@@ -234,7 +257,8 @@ def check_case(arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[
             return record("error", f"{type(error).__name__}: {first_line(error)}")
         if fault is None:
             got_lse = None if lse is None else memory.float64(lse)
-            found = distance(memory.float64(o), got_lse, problem.oracle, problem.unfused, case.cell.dtype)
+            dtype = case.cell.dtype
+            found = distance(memory.float64(o), got_lse, problem.oracle, problem.unfused, dtype, slack)
             fault = found.fault
         if fault is not None:
             return record("fail", f"round {number + 1}: {fault}", found)
@@ -259,7 +283,7 @@ def refusal(records: Iterable[CheckRecord], arm: str, sha256: str | None, cell: 
 
     Its records of the cell's dtype and head dimension count; a baseline's control is judged by the baseline's.
     """
-    name = arm.removesuffix(CONTROL)
+    name = gated_name(arm)
     mine = [
         r
         for r in records

@@ -14,7 +14,7 @@ import click
 from tabulate import tabulate
 from tqdm import tqdm
 
-from flashladder import __version__, ablation, agreement, doctor, emulation, machine, rundir, summary, tables
+from flashladder import __version__, ablation, agreement, doctor, emulation, machine, rundir, summary, tables, tune
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
@@ -85,22 +85,27 @@ def _peer_filter(command: F) -> F:
     return click.option("--peer", "peers", multiple=True, metavar="NAME", help="Only this peer; repeatable.")(command)
 
 
-def _gpu_options(command: F) -> F:
-    """Options of the stages that need a GPU."""
+def _run_options(command: F) -> F:
+    """--out, --seed."""
     options = (
-        click.option(
-            "--preset",
-            type=click.Choice(list(load_presets())),
-            default="default",
-            show_default=True,
-            help="Sweep size.",
-        ),
         click.option(
             "--out", type=click.Path(path_type=Path, file_okay=False), help="Run directory to fill or resume."
         ),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs and orders."),
     )
     return functools.reduce(lambda f, option: option(f), reversed(options), command)
+
+
+def _gpu_options(command: F) -> F:
+    """Options of the stages that need a GPU."""
+    preset = click.option(
+        "--preset",
+        type=click.Choice([name for name in load_presets() if name != "tune"]),
+        default="default",
+        show_default=True,
+        help="Sweep size.",
+    )
+    return preset(_run_options(command))
 
 
 def _selection(kwargs: dict[str, Any]) -> ablation.Selection:
@@ -254,6 +259,25 @@ def peers(**kwargs: Any) -> None:
     session = ablation.open_session(_selection(kwargs), peers_alone=True)
     _measure(session)
     click.echo(ablation.peer_tables(session.run))
+    click.echo(f"records: {session.run.path}")
+
+
+@main.command(name="tune")
+@click.option("--rung", default="r13_tuned", show_default=True, metavar="ID", help="A rung that plans.")
+@_run_options
+def tune_command(rung: str, out: Path | None, seed: int) -> None:
+    """Time every tile and number of splits of a planning rung, and say what its own choices cost."""
+    rung = load_ladder().select((rung,))[0].id
+    session = ablation.open_session(ablation.Selection(preset="tune", rungs=(rung,), out=out, seed=seed))
+    session.peers.clear()
+    with _bar("build", "step") as progress:
+        session.build(progress)
+    with _bar("check", "case") as progress:
+        session.check(progress)
+    session.raise_on_failures()
+    with _bar("tune", "cell") as progress:
+        session.tune(rung, progress)
+    click.echo(tables.terminal(tune.table(session.regrets(rung))))
     click.echo(f"records: {session.run.path}")
 
 

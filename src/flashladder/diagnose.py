@@ -76,7 +76,7 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
     """
     judge = _Judge(run, ladder)
     cells = [judge.arms(timing) for timing in run.timings()]
-    comparisons = _decide([c for arms in cells for c in _compare_cell(arms, ladder)])
+    comparisons = _decide([c for arms in cells for c in _compare_cell(arms, ladder)], ladder)
     return [
         *(arm.stats for arms in cells for arm in arms),
         *map(_roof_rate, run.roofs()),
@@ -102,11 +102,16 @@ class _Judge:
             self.checks[check.arm].append(check)
 
     def arms(self, timing: CellTiming) -> list[_Arm]:
-        """The ladder's rungs in order, those without a record in the cell too, then every other arm recorded."""
+        """The ladder's rungs in order, those without a record in the cell too, then every other arm recorded.
+
+        The run's variants count as rungs at the shapes declared for them.
+        """
         recorded = {arm.arm: arm for arm in timing.arms}
+        has_variants = timing.cell.shape.id in self.ladder.variant_shapes
+        variants = [v for v in self.ladder.variants if has_variants and v.id in self.builds]
         rungs = [
             self._arm(recorded.pop(rung.id), timing) if rung.id in recorded else self._absent(rung, timing)
-            for rung in self.ladder.rungs
+            for rung in (*self.ladder.rungs, *variants)
         ]
         return [*rungs, *(self._arm(arm, timing) for arm in recorded.values())]
 
@@ -172,7 +177,7 @@ class _Judge:
 
     def _absent(self, rung: Rung, timing: CellTiming) -> _Arm:
         status, reason = self._absence(rung, timing.cell)
-        return _without_numbers(timing, rung.id, "rung", status, reason)
+        return _without_numbers(timing, rung.id, rung.kind, status, reason)
 
     def _absence(self, rung: Rung, cell: Cell) -> tuple[Status, str]:
         arch, build = self.machine.arch, self.builds.get(rung.id)
@@ -218,7 +223,7 @@ def _compare_cell(arms: Sequence[_Arm], ladder: Ladder) -> list[Comparison]:
         result.append(control)
     rungs = [rung for rung in ladder.rungs if rung.id in timed]
     peers = [name for name, arm in timed.items() if arm.stats.kind == "peer" and name != control_arm(ladder)]
-    for rung in rungs:
+    for rung in (*rungs, *(variant for variant in ladder.variants if variant.id in timed)):
         if rung.parent in timed:
             result.append(_compare(timed[rung.id], timed[rung.parent], "parent", floor))
     for rung in rungs:
@@ -251,15 +256,17 @@ def _ns(arm: _Arm, blocks: Iterable[int]) -> NDArray[np.float64]:
     return np.asarray([arm.blocks[block] for block in blocks], dtype=np.float64)
 
 
-def _decide(raw: list[Comparison]) -> list[Comparison]:
+def _decide(raw: list[Comparison], ladder: Ladder) -> list[Comparison]:
     """The comparisons with adjusted p-values and verdicts, in the same order.
 
-    Families: the ladder's steps within a cell (Holm); the cells of one arm against one baseline (Benjamini-Hochberg).
+    Families: within a cell the ladder's steps, and the variants against their parent (Holm); the cells of one arm
+    against one baseline (Benjamini-Hochberg).
     """
+    variants = {variant.id for variant in ladder.variants}
     families: dict[Hashable, dict[int, float]] = defaultdict(dict)
     for index, comparison in enumerate(raw):
         if comparison.p is not None:
-            families[_family(comparison)][index] = comparison.p
+            families[_family(comparison, variants)][index] = comparison.p
     decided = list(raw)
     for family in families.values():
         correction, adjust = _CORRECTIONS[raw[next(iter(family))].relation]
@@ -268,10 +275,10 @@ def _decide(raw: list[Comparison]) -> list[Comparison]:
     return decided
 
 
-def _family(comparison: Comparison) -> Hashable:
+def _family(comparison: Comparison, variants: set[str]) -> Hashable:
     if comparison.relation == "baseline":
         return (comparison.relation, comparison.arm, comparison.other)
-    return (comparison.relation, comparison.cell)
+    return (comparison.relation, comparison.cell, comparison.arm in variants)
 
 
 def _with_verdict(comparison: Comparison, p: float, correction: Correction) -> Comparison:
@@ -302,7 +309,7 @@ def _predictions(
     states = {a.arm: a for a in arms if a.cell == ladder.reference}
     return [
         _outcome(rung, prediction, at_reference.get(rung.id), states)
-        for rung in ladder.rungs
+        for rung in (*ladder.rungs, *(v for v in ladder.variants if v.id in states))
         for prediction in rung.predictions
     ]
 
@@ -375,6 +382,7 @@ class Results:
         """Cells with a record, in the order they were timed."""
         self.rungs = tuple(name for name, kind in kinds.items() if kind == "rung")
         """Rungs in ladder order."""
+        self.variants = tuple(name for name, kind in kinds.items() if kind == "variant")
         self.peers = tuple(sorted((n for n, kind in kinds.items() if kind == "peer"), key=ladder.baseline.__ne__))
         """Peers in the order recorded, the baseline first."""
 
@@ -382,8 +390,8 @@ class Results:
         return self._arms.get((cell, name))
 
     def arms(self, cell: Cell) -> list[ArmStats]:
-        """Rungs, then peers."""
-        return [arm for name in (*self.rungs, *self.peers) if (arm := self.arm(cell, name)) is not None]
+        """Rungs, variants, then peers."""
+        return [arm for name in (*self.rungs, *self.variants, *self.peers) if (arm := self.arm(cell, name)) is not None]
 
     def median_us(self, cell: Cell, name: str) -> float | None:
         """Median device time, None unless timed."""

@@ -21,7 +21,7 @@ from flashladder.model import Agreement, CheckRecord, DtypeName, Rung
 from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
-from flashladder.stages import check_items, compare_with_emulator
+from flashladder.stages import check_items, compare_with_emulator, library_spec
 from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
 MAX_WORK = 4_000_000
@@ -90,10 +90,9 @@ class CpuCheck:
             for r in self.rungs
         ]
         failures = build_emulated(targets, progress)
-        for target in targets:
+        for rung, target in zip(self.rungs, targets, strict=True):
             library = require(target, failures)
-            sha256 = hashlib.sha256(library.read_bytes()).hexdigest()
-            self.specs.append(ArmSpec(name=target.name, kind="rung", library=str(library), sha256=sha256))
+            self.specs.append(library_spec(rung, library, hashlib.sha256(library.read_bytes()).hexdigest()))
 
     def check(self, progress: Progress = silent) -> list[CheckRecord]:
         """Run what is not recorded, on all cores; returns the records of these cases."""

@@ -296,6 +296,62 @@ def _scale_axes(panels: Any, cells: Sequence[Cell], results: Results) -> None:
             axes.set_ylim(bottom=0)
 
 
-FIGURES = {"ladder": Plot(_ladder, _ladder_alt), "scaling": Plot(_scaling, _scaling_alt)}
+# --- leave one out --------------------------------------------------------------------------------------------------
+
+
+def _variant_cells(results: Results) -> list[Cell]:
+    """The cells of the reference's dtype in which a variant was compared with its parent."""
+    parents = {variant.id: variant.parent or "" for variant in results.ladder.variants}
+    cells = [cell for cell in results.cells if cell.dtype == results.ladder.reference.dtype]
+    return [c for c in cells if any(results.comparison(c, name, parents[name]) for name in results.variants)]
+
+
+def _leave_one_out_alt(results: Results) -> str:
+    cells = _variant_cells(results)
+    if not cells:
+        return "No variant was timed."
+    return f"Speed of {len(results.variants)} variants relative to their parent in {len(cells)} cells."
+
+
+def _leave_one_out(figure: Figure, results: Results) -> None:
+    cells = _variant_cells(results)
+    if not cells:
+        figure.set_size_inches(7.2, 1.5)
+        _say(figure.add_subplot(), _leave_one_out_alt(results))
+        return
+    names = results.variants
+    figure.set_size_inches(7.2, 1.6 + 0.36 * len(names))
+    axes = figure.add_subplot()
+    parents = {variant.id: variant.parent or "" for variant in results.ladder.variants}
+    for place, (cell, marker) in enumerate(zip(cells, itertools.cycle(MARKERS))):
+        shift = 0.6 * ((place + 0.5) / len(cells) - 0.5)
+        found = [(row, c) for row, name in enumerate(names) if (c := results.comparison(cell, name, parents[name]))]
+        points = [(row + shift, c.ratio, *c.ci) for row, c in found if c.ratio is not None and c.ci is not None]
+        if points:
+            y, x, low, high = (list(column) for column in zip(*points, strict=True))
+            down, up = ([b - a for a, b in zip(*pair, strict=True)] for pair in ((low, x), (x, high)))
+            axes.errorbar(
+                x,
+                y,
+                xerr=[down, up],
+                fmt=marker,
+                markersize=4,
+                color=PALETTE[place % len(PALETTE)],
+                label=f"{shape(cell)} {cell.mask}",
+            )
+    axes.axvline(1, color=BASELINE, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="x")
+    axes.set_xlabel(f"the parent's time over the variant's, {results.ladder.reference.dtype}: below 1 it is slower")
+    figure.legend(loc="outside upper center", ncols=3)
+
+
+FIGURES = {
+    "ladder": Plot(_ladder, _ladder_alt),
+    "scaling": Plot(_scaling, _scaling_alt),
+    "leave_one_out": Plot(_leave_one_out, _leave_one_out_alt),
+}
 """ladder: time of every rung at the reference cell, with each step's speed-up.
+leave_one_out: speed of each variant relative to its parent, a marker for each cell.
 scaling: TFLOP/s over sequence length in the headline set, a panel for each head dimension and mask."""

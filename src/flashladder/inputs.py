@@ -261,6 +261,7 @@ def edge_cases(dtype: DtypeName, head_dim: int) -> Iterator[Case]:
         yield Case("edge", _cell(1, (2, 2), (40, 65), head_dim, dtype, causal), scale=-0.2)
         for lengths in SPLIT_LENGTHS:
             yield Case("split", _cell(1, (1, 1), lengths, head_dim, dtype, causal))
+        yield Case("split", _cell(2, (6, 2), (1, 1100), head_dim, dtype, causal))
         for lengths in GRID_LENGTHS:
             yield Case("grid", _cell(25, (4, 2), lengths, head_dim, dtype, causal))
         for other in OTHER_HEAD_DIMS[head_dim]:

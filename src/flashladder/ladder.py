@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +20,13 @@ T = TypeVar("T")
 
 CONTROL = "#control"
 """Suffix of the baseline's second arm in every cell: the run's own A/A comparison."""
+CHOICE = "@"
+"""Stands between a rung and the plan that it is made to follow (tune.py)."""
+
+
+def gated_name(arm: str) -> str:
+    """The name under which the gate checked an arm: a baseline's control and a rung's forced plans are its own."""
+    return arm.removesuffix(CONTROL).split(CHOICE)[0]
 
 
 class _ShapeEntry(Record, frozen=True, kw_only=True):
@@ -58,20 +66,28 @@ class _LadderFile(Record, frozen=True, kw_only=True):
     rung: tuple[dict[str, Any], ...]
 
 
+class _AblationFile(Record, frozen=True, kw_only=True):
+    shapes: tuple[str, ...]
+    variant: tuple[dict[str, Any], ...]
+
+
 class _GpuFile(Record, frozen=True, kw_only=True):
     gpu: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """The rungs in order, and the cell and baseline that the ladder's table is read at."""
+    """The rungs in order, the cell and baseline that the ladder's table is read at, and the leave-one-out variants."""
 
     rungs: tuple[Rung, ...]
     reference: Cell
     baseline: str
+    variants: tuple[Rung, ...] = ()
+    variant_shapes: tuple[str, ...] = ()
+    """Ids of the shapes at which the variants are measured."""
 
     def __getitem__(self, rung_id: str) -> Rung:
-        for rung in self.rungs:
+        for rung in (*self.rungs, *self.variants):
             if rung.id == rung_id:
                 return rung
         raise FlashladderError(f"no rung {rung_id!r}; the ladder has {', '.join(r.id for r in self.rungs)}")
@@ -85,19 +101,23 @@ class Ladder:
         return changed
 
     def select(self, names: tuple[str, ...]) -> tuple[Rung, ...]:
-        """The rungs that `names` (ids or their unambiguous prefixes) stand for, in ladder order; all when empty."""
+        """The rungs and variants that `names` (ids or their unambiguous prefixes) stand for, in order.
+
+        The ladder's rungs when empty.
+        """
         if not names:
             return self.rungs
+        known_ids = [r.id for r in (*self.rungs, *self.variants)]
         chosen: set[str] = set()
         for name in names:
-            matches = [r.id for r in self.rungs if r.id == name] or [r.id for r in self.rungs if r.id.startswith(name)]
+            matches = [i for i in known_ids if i == name] or [i for i in known_ids if i.startswith(name)]
             if len(matches) != 1:
-                known = ", ".join(r.id for r in self.rungs)
+                known = ", ".join(known_ids)
                 raise FlashladderError(
                     f"{name!r} names {len(matches)} rungs; expected an id or an unambiguous prefix of one of {known}"
                 )
             chosen.add(matches[0])
-        return tuple(r for r in self.rungs if r.id in chosen)
+        return tuple(r for r in (*self.rungs, *self.variants) if r.id in chosen)
 
 
 def _load(file: Path, record: type[T]) -> T:
@@ -109,31 +129,46 @@ def _load(file: Path, record: type[T]) -> T:
         raise FlashladderError(f"{file}: {error}") from error
 
 
-def parse_ladder(file: Path) -> Ladder:
-    """Read a ladder file; raises FlashladderError on unknown fields, duplicate ids or a parent that comes later."""
+def parse_ladder(file: Path, variants: Path | None = None) -> Ladder:
+    """Read a ladder file and one of variants.
+
+    Raises FlashladderError on unknown fields, duplicate ids or a parent that comes later.
+    """
     raw = _load(file, _LadderFile)
+    rungs = _parse_rungs(file, raw.rung, "rung", ())
+    ref = raw.reference
+    cell = Cell(shape=ref.shape.shape(), dtype=ref.dtype, causal=ref.mask == "causal")
+    ladder = Ladder(rungs=rungs, reference=cell, baseline=ref.baseline)
+    if variants is None:
+        return ladder
+    ablation = _load(variants, _AblationFile)
+    declared = _parse_rungs(variants, ablation.variant, "variant", rungs)
+    return replace(ladder, variants=declared, variant_shapes=ablation.shapes)
+
+
+def _parse_rungs(
+    file: Path, entries: Sequence[dict[str, Any]], kind: Literal["rung", "variant"], above: Sequence[Rung]
+) -> tuple[Rung, ...]:
     rungs: list[Rung] = []
-    for entry in raw.rung:
-        entry = dict(entry)
+    for entry in entries:
+        entry = {**entry, "kind": kind}
         entry["predictions"] = entry.pop("prediction", ())
         try:
             rung = msgspec.convert(entry, Rung, strict=False)
         except msgspec.ValidationError as error:
-            raise FlashladderError(f"{file}: rung {entry.get('id', '?')}: {error}") from error
-        seen = [r.id for r in rungs]
+            raise FlashladderError(f"{file}: {kind} {entry.get('id', '?')}: {error}") from error
+        seen = [r.id for r in (*above, *rungs)]
         if rung.id in seen:
-            raise FlashladderError(f"{file}: rung {rung.id} is declared twice")
+            raise FlashladderError(f"{file}: {kind} {rung.id} is declared twice")
         if rung.parent is not None and rung.parent not in seen:
-            raise FlashladderError(f"{file}: rung {rung.id}: parent {rung.parent!r} is not declared above it")
+            raise FlashladderError(f"{file}: {kind} {rung.id}: parent {rung.parent!r} is not declared above it")
         rungs.append(rung)
-    ref = raw.reference
-    cell = Cell(shape=ref.shape.shape(), dtype=ref.dtype, causal=ref.mask == "causal")
-    return Ladder(rungs=tuple(rungs), reference=cell, baseline=ref.baseline)
+    return tuple(rungs)
 
 
 @cache
 def load_ladder() -> Ladder:
-    return parse_ladder(paths.EXPERIMENTS / "ladder.toml")
+    return parse_ladder(paths.EXPERIMENTS / "ladder.toml", paths.EXPERIMENTS / "ablation.toml")
 
 
 @cache
@@ -147,7 +182,7 @@ def load_shapes() -> dict[str, ShapeSet]:
 
 @cache
 def load_presets() -> dict[str, Preset]:
-    return _load(paths.EXPERIMENTS / "ablation.toml", dict[str, Preset])
+    return _load(paths.EXPERIMENTS / "presets.toml", dict[str, Preset])
 
 
 @cache

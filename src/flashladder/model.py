@@ -44,6 +44,16 @@ class Prediction(Record, frozen=True, kw_only=True):
     """What was known when it was written, if more than reasoning: trials that came before the recorded measurement."""
 
 
+class Slack(Record, frozen=True, kw_only=True):
+    """How many times the gate's usual error of O and of the LSE is allowed."""
+
+    o: float = 1.0
+    lse: float = 1.0
+
+
+USUAL = Slack()
+
+
 class Rung(Record, frozen=True, kw_only=True):
     """One kernel of the ladder: one change against its parent."""
 
@@ -59,6 +69,11 @@ class Rung(Record, frozen=True, kw_only=True):
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""
     predictions: tuple[Prediction, ...] = ()
+    score_limit: float | None = None
+    """Largest |q . k|, unscaled, that the kernel's arithmetic holds; the gate leaves out cases with larger ones."""
+    slack: Slack = USUAL
+    """More than the usual error is what an option of lower precision pays with."""
+    kind: Literal["rung", "variant"] = "rung"
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -133,6 +148,11 @@ class Preset(Record, frozen=True, kw_only=True):
     arm_budget_s: float
     arm_limit_s: float
     max_seq: int | None = None
+    peers: tuple[str, ...] = ()
+    """Peers that are measured; all when empty."""
+    roof: bool = True
+    variants: bool = False
+    """Whether the leave-one-out variants are measured (experiments/ablation.toml)."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):

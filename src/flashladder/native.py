@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from flashladder.model import Cell
+
 
 class Forward(Protocol):
     """What the gate and the timer call: writes o and lse from q, k, v.
@@ -26,6 +28,29 @@ class Library:
     """The Config that the library was compiled with (kernel/include/rung.h)."""
     dynamic_shared: dict[str, int]
     """Kernel -> bytes of shared memory that it asks for at its launch."""
+    _forward_planned: Any
+    _plan: Any
+
+    def following(self, plan: tuple[int, int] | None) -> Forward:
+        """forward() made to follow a tile and a number of splits; None: the rung's own choice.
+
+        The call raises ValueError when the rung has no such kernel.
+        """
+        if plan is None:
+            return self.forward
+        planned, (tile, splits) = self._forward_planned, plan
+
+        def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> None:
+            planned(q, k, v, o, lse, scale, causal, tile, splits)
+
+        return forward
+
+    def plan(self, cell: Cell, multiprocessors: int) -> tuple[int, int] | None:
+        """Tile and number of splits that the rung chooses on such a device; None when it has no choice."""
+        s = cell.shape
+        chosen = self._plan(s.batch, s.heads_q, s.heads_kv, s.seq_q, s.seq_k, s.head_dim, cell.causal, multiprocessors)
+        tile, _, splits = str(chosen).partition(" ")
+        return (int(tile), int(splits)) if splits else None
 
 
 def kernel_head_dim(head_dim: int) -> int:
@@ -43,4 +68,6 @@ def load(path: Path) -> Library:
         forward=module.forward,
         config=json.loads(str(module.config())),
         dynamic_shared=json.loads(str(module.dynamic_shared())),
+        _forward_planned=module.forward_planned,
+        _plan=module.plan,
     )

@@ -14,7 +14,7 @@ from flashladder.agreement import TOLERANCE
 from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, load_results
 from flashladder.errors import FlashladderError
 from flashladder.ladder import Ladder, load_presets, preset_cells
-from flashladder.model import Agreement, ArmStats, BuildRecord, Cell, Comparison, RunInfo
+from flashladder.model import Agreement, ArmStats, BuildRecord, Cell, CheckRecord, Comparison, RunInfo
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
 from flashladder.tables import latex_escape, markdown, markdown_escape, number, shape
@@ -39,6 +39,7 @@ class _Document:
     results: Results
     builds: list[BuildRecord]
     agreements: list[Agreement]
+    checks: list[CheckRecord]
     figures: str
     """Folder of the figures, relative to the document, "" or with a final slash."""
 
@@ -50,7 +51,7 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
     all files are flat. Raises FlashladderError when the run has no diagnosis or the README lacks its markers.
     """
     folder = "" if readme is None else "paper/generated/"
-    document = _Document(run.info, load_results(run, ladder), run.builds(), run.agreements(), folder)
+    document = _Document(run.info, load_results(run, ladder), run.builds(), run.agreements(), run.checks(), folder)
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document),
         f"{folder}ablation.tex": _tex(_ablation(document, reasons=False).without("change", *tables.RESOURCE_COLUMNS)),
@@ -132,6 +133,7 @@ def _report(document: _Document) -> str:
         "over the rung's, or the rung's counter over the parent's. It is confirmed when the confidence interval meets "
         "the expected interval.",
         markdown(tables.predictions(results)),
+        *_leave_one_out(document),
         *_peers(document),
         "## TFLOP/s by shape",
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
@@ -140,6 +142,38 @@ def _report(document: _Document) -> str:
         "## What has no numbers, and why",
         markdown(failures) if failures.rows else "Everything was timed in every cell.",
     )
+
+
+def _leave_one_out(document: _Document) -> list[str]:
+    """What single optimisations of the final kernel are worth."""
+    table = tables.leave_one_out(document.results)
+    if not table.rows:
+        return []
+    return [
+        "## Leave one out",
+        "One field of the final portable kernel's configuration changed: its time over the variant's, below 1 the "
+        f"variant is slower. {document.results.ladder.reference.dtype}; Holm over the variants of a cell.",
+        _image(document, "leave_one_out"),
+        markdown(table),
+        *_accuracy(document),
+    ]
+
+
+def _accuracy(document: _Document) -> list[str]:
+    table = tables.accuracy(document.checks, document.results.ladder)
+    options = [v for v in document.results.ladder.variants if v.score_limit is not None]
+    limits = "; ".join(
+        f"{v.id} |q . k| up to {v.score_limit:g} unscaled, with {v.slack.o:g} x the usual error of O and "
+        f"{v.slack.lse:g} x that of the LSE allowed"
+        for v in options
+    )
+    if not table.rows:
+        return []
+    return [
+        f"What an option of lower precision is safe for: {markdown_escape(limits)}. Its errors beside its parent's, "
+        "over the cases of the gate that it takes:",
+        markdown(table),
+    ]
 
 
 def _peers(document: _Document) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event, Lock
 
 import msgspec
@@ -37,6 +39,9 @@ from flashladder.worker import (
     supervise,
 )
 
+GPU_WORKERS = 4
+"""Processes that check on one GPU at once: a check keeps the host busier than the GPU."""
+
 # --- build ----------------------------------------------------------------------------------------------------------
 
 
@@ -45,16 +50,26 @@ def build_rungs(
 ) -> tuple[list[BuildRecord], dict[str, ArmSpec]]:
     """Build, record, and return the records and the specs of the rungs that built."""
     recorded = {} if run is None else {r.rung: r for r in run.builds()}
+    declared = {rung.id: rung for rung in rungs}
     records, specs = [], {}
     for target, record in building.build(rungs, archs, progress):
         records.append(record)
         if run is not None and recorded.get(record.rung) != record:
             run.append("build", record)
         if record.status == "built":
-            specs[record.rung] = ArmSpec(
-                name=record.rung, kind="rung", library=str(target.library), sha256=record.sha256
-            )
+            specs[record.rung] = library_spec(declared[record.rung], target.library, record.sha256)
     return records, specs
+
+
+def library_spec(rung: Rung, library: Path, sha256: str | None) -> ArmSpec:
+    return ArmSpec(
+        name=rung.id,
+        kind=rung.kind,
+        library=str(library),
+        sha256=sha256,
+        score_limit=rung.score_limit,
+        slack=rung.slack,
+    )
 
 
 # --- check ----------------------------------------------------------------------------------------------------------
@@ -82,7 +97,8 @@ def check_arms(
         for spec in specs
         if spec.absence is None and (spec.kind != "peer" or case.family == "suite")
     ]
-    return check_items(run, items, CheckJob(items=(), seed=seed), progress)
+    workers = min(GPU_WORKERS, os.cpu_count() or 1)
+    return check_items(run, items, CheckJob(items=(), seed=seed), progress, workers)
 
 
 def check_items(
@@ -227,23 +243,28 @@ def time_cells(
     seed: int,
     progress: Progress = silent,
 ) -> None:
-    """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell."""
+    """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell.
+
+    Variants are timed at the shapes that the ladder declares for them.
+    """
     checks = run.checks()
     control = [ArmSpec(name=s.name + CONTROL, kind="peer") for s in specs if s.name == ladder.baseline]
-    arms = (*specs, *control)
     recorded = {r.cell: {(a.arm, a.sha256) for a in r.arms} for r in run.timings()}
-    wanted = {(s.name, s.sha256) for s in arms}
+
+    def arms_of(cell: Cell) -> tuple[ArmSpec, ...]:
+        has_variants = cell.shape.id in ladder.variant_shapes
+        return tuple(s for s in (*specs, *control) if s.kind != "variant" or has_variants)
+
+    def item_of(cell: Cell, l2: L2Mode) -> TimingItem:
+        arms = arms_of(cell)
+        states = {s.name: s.absence or refusal(checks, s.name, s.sha256, cell) for s in arms}
+        excluded = {name: state for name, state in states.items() if state is not None}
+        return TimingItem(cell=cell, l2=l2, arms=arms, excluded=excluded)
+
     todo = [
-        TimingItem(
-            cell=cell,
-            l2=l2,
-            arms=arms,
-            excluded={
-                s.name: no for s in arms if (no := s.absence or refusal(checks, s.name, s.sha256, cell)) is not None
-            },
-        )
+        item_of(cell, l2)
         for cell, l2 in sorted(cells.items(), key=lambda item: (flops.flops(item[0]), item[0]))
-        if not wanted <= recorded.get(cell, set())
+        if not {(s.name, s.sha256) for s in arms_of(cell)} <= recorded.get(cell, set())
     ]
     finished = len(cells) - len(todo)
 
@@ -262,10 +283,10 @@ def time_cells(
             return
         at = outcome.at or At(item=0, arm="")
         item = todo[at.item]
-        blamed = [s.name for s in arms if s.name == at.arm] or [s.name for s in arms]
+        blamed = [s.name for s in item.arms if s.name == at.arm] or [s.name for s in item.arms]
         reason = f"{outcome.end} while it ran: {outcome.detail}"
         excluded = {**item.excluded, **{name: ("failed", reason) for name in blamed if name not in item.excluded}}
-        todo = [TimingItem(cell=item.cell, l2=item.l2, arms=arms, excluded=excluded), *todo[at.item + 1 :]]
+        todo = [msgspec.structs.replace(item, excluded=excluded), *todo[at.item + 1 :]]
 
 
 def known_rates(run: RunDir) -> dict[str, float]:

@@ -12,12 +12,13 @@ from tabulate import tabulate
 
 from flashladder import flops
 from flashladder.diagnose import Results
-from flashladder.ladder import gpu_named
+from flashladder.ladder import Ladder, gpu_named
 from flashladder.model import (
     Agreement,
     ArmStats,
     BuildRecord,
     Cell,
+    CheckRecord,
     Comparison,
     KernelResources,
     PredictionOutcome,
@@ -313,6 +314,43 @@ def _median(arm: ArmStats | None) -> str:
     return arm.status if arm.device_us is None else number(arm.device_us.median)
 
 
+def leave_one_out(results: Results) -> Table:
+    """The variants: their parent's time over theirs, a column for each cell of the reference's dtype."""
+    dtype = results.ladder.reference.dtype
+    variants = [variant for variant in results.ladder.variants if variant.id in results.variants]
+    cells = [c for c in results.cells if c.dtype == dtype and any(results.arm(c, v.id) for v in variants)]
+    rows = [
+        (v.id, v.change, *(_ratio(results.comparison(cell, v.id, v.parent or "")) for cell in cells)) for v in variants
+    ]
+    return Table(("variant", "change", *(f"{shape(cell)} {cell.mask}" for cell in cells)), tuple(rows))
+
+
+def accuracy(checks: Sequence[CheckRecord], ladder: Ladder) -> Table:
+    """What an option of lower precision costs: the gate's largest errors, beside its parent's on the same cases."""
+    rows = []
+    for option in (v for v in ladder.variants if v.score_limit is not None):
+        by_case = {(r.arm, r.case): r for r in checks}
+        mine = [r for r in checks if r.arm == option.id]
+        for head_dim in sorted({r.cell.shape.head_dim for r in mine if r.errors is not None}):
+            ran = [r for r in mine if r.errors is not None and r.cell.shape.head_dim == head_dim]
+            left_out = [r for r in mine if r.status == "unsupported" and r.cell.shape.head_dim == head_dim]
+            for arm in (option.id, option.parent or ""):
+                errors = [e for r in ran if (same := by_case.get((arm, r.case))) and (e := same.errors) is not None]
+                if errors:
+                    o, lse = max(e.o_max for e in errors), max(e.lse_max for e in errors)
+                    skipped = str(len(left_out)) if arm == option.id else NOT_APPLICABLE
+                    rows.append((arm, str(head_dim), str(len(errors)), skipped, f"{o:.2g}", f"{lse:.2g}"))
+    columns = ("kernel", "head_dim", "cases", "left out", "largest error of O", "largest error of the LSE")
+    return Table(columns, tuple(rows))
+
+
+def _ratio(value: Comparison | None) -> str:
+    """The ratio and its verdict; its interval is in the figure and the summary."""
+    if value is None:
+        return NOT_MEASURED
+    return value.verdict if value.ratio is None else f"{number(value.ratio)} {value.verdict}"
+
+
 def _rate(results: Results, cell: Cell, name: str) -> str:
     arm = results.arm(cell, name)
     if arm is None:
@@ -323,7 +361,7 @@ def _rate(results: Results, cell: Cell, name: str) -> str:
 def failures(results: Results) -> Table:
     """What has no numbers: a row for each arm and kind of reason. Reasons that differ only in digits are one kind."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for name in (*results.rungs, *results.peers):
+    for name in (*results.rungs, *results.variants, *results.peers):
         for cell in results.cells:
             arm = results.arm(cell, name)
             if arm is not None and arm.status != "timed":

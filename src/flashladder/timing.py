@@ -22,7 +22,18 @@ from flashladder.arms import ArmSpec, LoadedArm
 from flashladder.check import EPS, distance, first_line
 from flashladder.ladder import CONTROL
 from flashladder.machine import Nvml, gpu_digest
-from flashladder.model import ArmTiming, BlockTelemetry, Cell, CellTiming, DtypeName, L2Mode, Preset, Roof, Status
+from flashladder.model import (
+    ArmTiming,
+    BlockTelemetry,
+    Cell,
+    CellTiming,
+    DtypeName,
+    L2Mode,
+    Preset,
+    Roof,
+    Slack,
+    Status,
+)
 
 SAMPLE_US = 100.0
 """Events tick in 32 ns steps: at 100 us that is 0.03 %."""
@@ -88,7 +99,7 @@ class _Inputs:
         self.rows = torch.tensor(sorted({0, s.seq_q - 1, *rows.tolist()}), device="cuda")
         self._oracles: dict[int, Any] = {}
 
-    def fault(self, number: int, o: Any, lse: Any | None) -> str | None:
+    def fault(self, number: int, o: Any, lse: Any | None, slack: Slack) -> str | None:
         """What is wrong with O and LSE of set `number` on the checked rows; None when they are right."""
         torch = self.torch
         if number not in self._oracles:
@@ -107,7 +118,7 @@ class _Inputs:
         oracle, unfused = self._oracles[number]
         got = o.index_select(2, self.rows).to(torch.float64)
         got_lse = None if lse is None else lse.index_select(2, self.rows).to(torch.float64)
-        return distance(got, got_lse, oracle, unfused, self.cell.dtype).fault
+        return distance(got, got_lse, oracle, unfused, self.cell.dtype, slack).fault
 
 
 class Timer:
@@ -226,7 +237,7 @@ class Timer:
             with arm.context():
                 o, lse = call(0)
                 torch.cuda.synchronize()
-                if fault := inputs.fault(0, o, lse):
+                if fault := inputs.fault(0, o, lse, arm.spec.slack):
                     raise _UnfitError("failed", f"incorrect: {fault}")
                 estimate_s = self._estimate(lambda: call(0))
                 if cell_flops := flops.flops(cell):
@@ -302,7 +313,7 @@ class Timer:
             kept[0][0].fill_(float("nan"))
         sample()
         torch.cuda.synchronize()
-        if fault := inputs.fault(last_set, *kept[0]):
+        if fault := inputs.fault(last_set, *kept[0], arm.spec.slack):
             raise _UnfitError("failed", f"a {'graph replay' if captured else 'batch'} is incorrect: {fault}")
         return _Prepared(arm, outputs, launches, blocks, estimate_s, sample, captured, last_set, lambda: kept[0])
 
@@ -373,7 +384,7 @@ class Timer:
     def _finish(self, p: _Prepared, inputs: _Inputs) -> ArmTiming:
         """Check the last sample's output, then measure single host calls."""
         o, lse = p.result()
-        if fault := inputs.fault(p.last_set, o, lse):
+        if fault := inputs.fault(p.last_set, o, lse, p.arm.spec.slack):
             return _unfit_record(p.arm.spec, "failed", f"incorrect after timing: {fault}")
         return ArmTiming(
             arm=p.arm.name,

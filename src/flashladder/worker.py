@@ -24,7 +24,7 @@ import msgspec
 from flashladder.agreement import compare
 from flashladder.arms import ArmSpec, open_arm
 from flashladder.arrays import Memory
-from flashladder.check import Arm, Problem, check_case, pose, seed_of
+from flashladder.check import Arm, Problem, check_case, largest_score, pose, seed_of
 from flashladder.emulator.device import Options
 from flashladder.inputs import Case, values_of
 from flashladder.model import Agreement, Cell, CellTiming, CheckRecord, DtypeName, L2Mode, Preset, Record, Roof, Status
@@ -157,10 +157,24 @@ def _run_checks(job: CheckJob, emit: Emit) -> None:
         emit(At(item=number, arm=item.arm.name))
         if posed is None or posed[0] != item.case:
             posed = item.case, pose(item.case, opened.memory, job.seed)
-        arm, memory = opened(item.arm)
-        with arm.context():
-            record = check_case(arm, item.case, memory, job.seed, posed[1])
-        emit(CheckDone(record=record))
+        emit(CheckDone(record=_check(item, opened, job.seed, posed[1])))
+
+
+def _check(item: CheckItem, opened: _Opener, seed: int, problems: tuple[Problem, ...]) -> CheckRecord:
+    limit = item.arm.score_limit
+    if limit is not None and (largest := max(largest_score(p.values) for p in problems)) > limit:
+        return CheckRecord(
+            arm=item.arm.name,
+            sha256=item.arm.sha256,
+            case=item.case.id,
+            cell=item.case.cell,
+            status="unsupported",
+            reason=f"|q . k| reaches {largest:.3g}, this kernel's arithmetic holds {limit:g}",
+            seed=seed,
+        )
+    arm, memory = opened(item.arm)
+    with arm.context():
+        return check_case(arm, item.case, memory, seed, problems, item.arm.slack)
 
 
 def _run_agreements(job: AgreementJob, emit: Emit) -> None:

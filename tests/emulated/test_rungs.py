@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import pytest
 
 from flashladder import ablation, check, emulation
@@ -171,4 +172,29 @@ def test_the_plan_fills_the_device_with_the_largest_tile(
     case = Case("split", Cell(shape=shape, dtype="fp16", causal=True))
     assert check.check_case(one.arm, case, one.memory, SEED, _problems(case)).status == "pass"
     combining = -(-2 * seq_q // 4) if parts > 1 else 0
-    assert one.memory.counters["blocks"] == 2 * -(-seq_q // rows) * parts + combining
+    heads = 1 if seq_q == 1 and one.arm.config["pack_heads"] else 2
+    assert one.memory.counters["blocks"] == heads * -(-seq_q // rows) * parts + combining
+
+
+@pytest.mark.parametrize(("plan", "rows"), [((0, 1), 128), ((1, 3), 32), ((2, 5), 16)])
+def test_a_rung_can_be_made_to_follow_a_plan(built: emulation.CpuCheck, plan: tuple[int, int], rows: int) -> None:
+    one = _open(built, "r13_tuned", Options(multiprocessors=132))
+    arm = EmulatedArm(msgspec.structs.replace(one.arm.spec, plan=plan))
+    case = _case(True)
+    assert check.check_case(arm, case, one.memory, SEED, _problems(case)).status == "pass"
+    shape, parts = case.cell.shape, plan[1]
+    rows_in_all = shape.heads_q * shape.batch * shape.seq_q
+    combining = -(-rows_in_all // 4) if parts > 1 else 0
+    tiles = shape.heads_q * shape.batch * -(-shape.seq_q // rows)
+    assert one.memory.counters["blocks"] == tiles * parts + combining
+
+
+@pytest.mark.parametrize(("rung", "plan"), [("r13_tuned", (0, 2)), ("r13_tuned", (3, 1)), ("r08_mma_sync", (0, 1))])
+def test_a_plan_that_a_rung_cannot_follow_is_refused(
+    built: emulation.CpuCheck, rung: str, plan: tuple[int, int]
+) -> None:
+    one = _open(built, rung, Options(multiprocessors=132))
+    arm = EmulatedArm(msgspec.structs.replace(one.arm.spec, plan=plan))
+    record = check.check_case(arm, _case(True), one.memory, SEED, _problems(_case(True)))
+    assert record.status == "unsupported"
+    assert "expected" in (record.reason or "")

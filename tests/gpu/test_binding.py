@@ -48,9 +48,9 @@ BAD: dict[str, tuple[Callable[[Any, dict[str, Any]], None], str]] = {
     "host q": (lambda _, t: t.update(q=t["q"].cpu()), "q is not in GPU memory"),
     "host v": (lambda _, t: t.update(v=t["v"].cpu()), "v is on another device"),
     "three dimensions": (lambda _, t: t.update(q=t["q"][0]), "expected 4"),
-    "head_dim 72": (
-        lambda torch, t: t.update(q=torch.zeros(1, 2, 40, 72, device="cuda", dtype=torch.float16)),
-        "head_dim is 72, expected 64 or 128",
+    "head_dim 76": (
+        lambda torch, t: t.update(q=torch.zeros(1, 2, 40, 76, device="cuda", dtype=torch.float16)),
+        "head_dim is 76, expected (64 or 128|a multiple of 8 up to 128)",
     ),
     "heads no multiple": (
         lambda torch, t: t.update({n: torch.zeros(1, 3, 40, 64, device="cuda", dtype=torch.float16) for n in "kv"}),

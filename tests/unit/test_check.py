@@ -139,3 +139,14 @@ def test_layout_guards_cover_gaps_and_ends() -> None:
         assert np.array_equal(placed.flat == 1, placed.inside), layout.name
         assert not placed.inside[: inputs.GUARD].any()
         assert not placed.inside[-inputs.GUARD :].any()
+
+
+def test_the_largest_score_is_over_the_kv_heads_own_query_heads_and_finite() -> None:
+    q = np.zeros((1, 4, 2, 8), np.float16)
+    k = np.zeros((1, 2, 3, 8), np.float16)
+    q[0, 3, 1, 0], k[0, 1, 2, 0] = 30.0, -5.0  # of one group
+    q[0, 0, 0, 1], k[0, 1, 0, 1] = 1000.0, 1000.0  # of two
+    assert check.largest_score((q, k, k)) == 150
+    k[0, 1, 1, 0] = np.inf
+    assert check.largest_score((q, k, k)) == 150
+    assert check.largest_score((q, k[:, :, :0], k)) == 0

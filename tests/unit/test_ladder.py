@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,28 @@ def test_every_rung_but_the_first_has_a_parent_a_change_and_a_prediction_of_its_
             assert p.reason
         up = times[0].ratio[1] <= 1
         assert times[0].direction == ("up" if up else "down")
+
+
+def test_every_variant_changes_the_one_field_that_it_declares_in_its_source() -> None:
+    sources = sorted(str(p.relative_to(paths.ROOT)) for p in (paths.KERNEL / "variants").glob("*.cu"))
+    assert sorted(v.source for v in LADDER.variants) == sources
+    for variant in LADDER.variants:
+        text = (paths.ROOT / variant.source).read_text()
+        fields = re.findall(r"config\.(\w+) = ", text)
+        assert ["tile" if name.startswith("tile_") else name for name in fields] == list(variant.changes)
+        assert variant.kind == "variant"
+        assert f"_RUNG({variant.id}, kConfig)" in text
+        assert [p.metric for p in variant.predictions] == ["time"]
+
+
+def test_the_variants_are_measured_at_declared_shapes_that_hold_the_reference() -> None:
+    declared = {shape.id for shapes in ladder.load_shapes().values() for shape, _ in shapes.entries}
+    assert set(LADDER.variant_shapes) <= declared
+    assert LADDER.reference.shape.id in LADDER.variant_shapes
+
+
+def test_variants_are_chosen_by_name_alone() -> None:
+    assert [r.id for r in LADDER.select(("v13_no_swizzle", "r13"))] == ["r13_tuned", "v13_no_swizzle"]
 
 
 @pytest.mark.parametrize(

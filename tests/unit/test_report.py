@@ -10,6 +10,7 @@ import pytest
 
 from flashladder import report
 from flashladder.errors import FlashladderError
+from flashladder.figures import FIGURES, PUBLISHED
 from flashladder.ladder import load_presets, preset_cells
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
@@ -18,7 +19,7 @@ replace = msgspec.structs.replace
 README = f"# Name\n\nBefore.\n{report.BEGIN}\nold\n{report.END}\nAfter.\n"
 GENERATED = {
     f"paper/generated/{name}"
-    for name in ("ablation.tex", "headline.tex", "macros.tex", "ladder.svg", "ladder.pdf", "scaling.svg", "scaling.pdf")
+    for name in ("ablation.tex", "headline.tex", "macros.tex", *(f"{f}.{form}" for f in FIGURES for form in PUBLISHED))
 }
 
 

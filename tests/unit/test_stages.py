@@ -73,12 +73,12 @@ def test_checks_are_done_once_a_binary(tmp_path: Path, child: Callable[[Child], 
     expected = stages.cases(["fp16"], [64])
     suite = [case for case in expected if case.family == "suite"]
     assert len(records) == len(expected) + len(suite)
+    first = len(jobs)
     stages.check_arms(run, [RUNG, PEER], ["fp16"], [64], 0)
-    assert len(jobs) == 1
+    assert len(jobs) == first
     rebuilt = ArmSpec(name=RUNG.name, kind="rung", library="x.so", sha256="cc")
     stages.check_arms(run, [rebuilt, PEER], ["fp16"], [64], 0)
-    assert isinstance(jobs[1], worker.CheckJob)
-    assert {item.arm.sha256 for item in jobs[1].items} == {"cc"}
+    assert {item.arm.sha256 for job in jobs[first:] for item in job.items} == {"cc"}  # type: ignore[union-attr]
 
 
 def test_an_interrupted_check_goes_on_where_it_stopped(

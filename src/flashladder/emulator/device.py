@@ -158,7 +158,7 @@ class EmulatedArm:
         self.spec = spec
         library = load(Path(spec.library))
         self.config = library.config
-        self._forward = library.forward
+        self._forward = library.following(spec.plan)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,97 @@
+"""What the plan (kernel/include/plan.h) is fed by: every tile and number of splits, timed at the shapes of a set.
+
+The records are a run like any other, of arms named RUNG@TILE/SPLITS; the plan's regret follows from them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+from statistics import median
+
+import msgspec
+
+from flashladder.arms import ArmSpec
+from flashladder.ladder import CHOICE
+from flashladder.model import Cell, CellTiming, Record
+from flashladder.tables import Table, number, shape
+
+TILES = ("large", "medium", "small")
+"""By their number in kernel/include/rung.h."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+Plan = tuple[int, int]
+"""Tile and number of splits."""
+PLANS: tuple[Plan, ...] = ((0, 1), *((tile, splits) for tile in (1, 2) for splits in SPLITS))
+
+
+class Regret(Record, frozen=True, kw_only=True):
+    """The plan's choice in one cell beside the best one. A choice that was not timed counts as the nearest that was."""
+
+    cell: Cell
+    best: Plan
+    best_us: float
+    chosen: Plan
+    chosen_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Time of the choice over that of the best."""
+        return self.chosen_us / self.best_us
+
+
+def plan_specs(base: ArmSpec) -> list[ArmSpec]:
+    """An arm for every plan of a library."""
+    return [
+        msgspec.structs.replace(base, name=f"{base.name}{CHOICE}{TILES[tile]}/{splits}", plan=(tile, splits))
+        for tile, splits in PLANS
+    ]
+
+
+def regrets(timings: Sequence[CellTiming], choose: Callable[[Cell], Plan]) -> list[Regret]:
+    """The regret of `choose` in every cell; cells without a time are left out."""
+    found = []
+    for timing in timings:
+        times = {
+            _plan_of(arm.arm): median(ns for pair in arm.ns for ns in pair) / 1e3
+            for arm in timing.arms
+            if CHOICE in arm.arm and arm.ns
+        }
+        if times:
+            best = min(times, key=times.__getitem__)
+            chosen = choose(timing.cell)
+            nearest = min(times, key=lambda plan: _distance(plan, chosen))
+            found.append(
+                Regret(cell=timing.cell, best=best, best_us=times[best], chosen=chosen, chosen_us=times[nearest])
+            )
+    return found
+
+
+def _plan_of(arm: str) -> Plan:
+    tile, splits = arm.split(CHOICE)[1].split("/")
+    return TILES.index(tile), int(splits)
+
+
+def _distance(plan: Plan, other: Plan) -> tuple[bool, float]:
+    return plan[0] != other[0], abs(log(plan[1] / other[1]))
+
+
+def table(found: Sequence[Regret]) -> Table:
+    """A row a cell: the best plan and the chosen one."""
+    rows = [
+        (
+            shape(r.cell),
+            r.cell.mask,
+            _text(r.best),
+            number(r.best_us),
+            _text(r.chosen),
+            number(r.chosen_us),
+            number(r.ratio),
+        )
+        for r in found
+    ]
+    return Table(("shape", "mask", "best", "us", "the plan's", "us", "over the best"), tuple(rows))
+
+
+def _text(plan: Plan) -> str:
+    return f"{TILES[plan[0]]}, {plan[1]} part{'s' if plan[1] > 1 else ''}"
