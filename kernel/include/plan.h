@@ -1,6 +1,5 @@
-// Which kernel and how many splits of the keys a problem gets: enough blocks for the GPU first, then large tiles.
-// Thresholds: from trials on an H100 at 18 shapes from (1, 1, 32) to (16, 16, 1 x 8192). That few rows never get a
-// large tile is not measured: most of the tile would be padding.
+// Which kernel and how many splits of the keys a problem gets: enough blocks for the GPU first, then large tiles. Fed
+// by `flashladder tune`; tests/unit/test_tune.py holds it against the recorded runs of that.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,9 @@
 namespace flashladder {
 
 constexpr int kLargeRows = 128, kMediumRows = 32, kSmallRows = 16;
-constexpr int kKeysPerSplit = 512;  // fewer keys a part save less time than joining the parts costs
+constexpr int kMinSplitKeys = 1024;  // joining the parts costs 3 us: as much as fewer keys take
+constexpr int kKeysPerSplit = 128, kMostSplits = 16;
+constexpr int kBlocksPerSm = 2;  // that split keys should give
 
 // One query row a head: the query heads that share a KV head become the rows of one tile, which reads K and V once.
 inline void pack_heads(Params& p) {
@@ -32,10 +33,10 @@ inline Tile choose_tile(Params& p, int multiprocessors) {
   };
   p.splits = 1;
   const int64_t enough = (3 * static_cast<int64_t>(multiprocessors) + 3) / 4;
-  const int64_t most_splits = std::max(1, p.seq_k / kKeysPerSplit);
+  const int64_t most_splits = p.seq_k < kMinSplitKeys ? 1 : std::min(kMostSplits, p.seq_k / kKeysPerSplit);
   if (p.seq_q > kLargeRows / 2 && blocks(kLargeRows) >= enough) return Tile::large;
   const bool is_medium = p.seq_q > kSmallRows && blocks(kMediumRows) * most_splits >= enough;
-  const int64_t splits = multiprocessors / blocks(is_medium ? kMediumRows : kSmallRows);
+  const int64_t splits = kBlocksPerSm * multiprocessors / blocks(is_medium ? kMediumRows : kSmallRows);
   p.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits));
   return is_medium ? Tile::medium : Tile::small;
 }

@@ -67,7 +67,7 @@ def compare(
     o_share = _share(o, want_o, _ulp(want_o) + relative * _largest(values[2].astype(np.float32)))
     lse_share = _share(lse, want_lse, LSE_FLOOR * (1 + np.abs(want_lse)))
     found.update(elements=o.size, equal=int(equal.sum()), o_share=o_share, lse_share=lse_share)
-    if not (same_specials(o, want_o) and same_specials(lse, want_lse)):
+    if not (bool(same_specials(o, want_o)) and bool(same_specials(lse, want_lse))):
         return record("differs", "NaN or infinities are in other places")
     if is_exact(case) and not equal.all():
         return record("differs", "other bits where the arithmetic is exact")
@@ -80,7 +80,8 @@ def _answer(arm: Arm, case: Case, memory: Memory, values: Values) -> tuple[np.nd
     """O in its own dtype and the LSE, on the host; raises RuntimeError on a fault around them."""
     tensors = allocate(case, memory)
     with arm.context():
-        o, lse, fault = run_round(arm, case, memory, tensors, values, POISONS[0])
+        q, k, v = (memory.shaped(x) for x in values)
+        o, lse, fault = run_round(arm, case, memory, tensors, (q, k, v), POISONS[0])
     if fault is not None:
         raise RuntimeError(fault)
     return memory.bits(o).view(NUMPY_DTYPES[case.cell.dtype]), memory.bits(lse).view(np.float32)

@@ -26,6 +26,12 @@ class Memory(Protocol):
     def upload(self, flat: np.ndarray) -> Any:
         """A copy of a one-dimensional array."""
 
+    def shaped(self, values: np.ndarray) -> Any:
+        """Values of any shape as an array of this memory, which nobody writes."""
+
+    def raw(self, x: Any) -> Any:
+        """The elements of a buffer or view as integers of their size, in place."""
+
     def bits(self, x: Any) -> np.ndarray:
         """The bits of a buffer or view on the host, in its shape: 16-bit elements as uint16, float32 as uint32."""
 
@@ -43,8 +49,8 @@ class Memory(Protocol):
     def begin(self, case_id: str) -> None:
         """Called before the first run of a case."""
 
-    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
-        """Write values into views, then `call`, in stream order; returns when the work of that order is done."""
+    def run(self, writes: Sequence[tuple[Any, Any]], call: Callable[[], T]) -> T:
+        """Write arrays of this memory into views, then `call`, in stream order; returns when that work is done."""
 
 
 class HostMemory:
@@ -52,6 +58,12 @@ class HostMemory:
 
     def upload(self, flat: np.ndarray) -> np.ndarray:
         return flat.copy()
+
+    def shaped(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def raw(self, x: np.ndarray) -> np.ndarray:
+        return x.view(np.int16 if x.dtype.itemsize == 2 else np.int32)
 
     def bits(self, x: np.ndarray) -> np.ndarray:
         return bits(x)
@@ -76,7 +88,7 @@ class HostMemory:
     def begin(self, case_id: str) -> None:
         pass
 
-    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
+    def run(self, writes: Sequence[tuple[Any, Any]], call: Callable[[], T]) -> T:
         for view, values in writes:
             view[...] = values
         return call()
@@ -101,11 +113,15 @@ class CudaMemory:
             tensor = tensor.view(self.torch.float16 if flat.dtype == np.float16 else self.torch.bfloat16)
         return tensor.cuda()
 
+    def shaped(self, values: np.ndarray) -> Any:
+        return self.upload(np.array(values, order="C").reshape(-1)).view(values.shape)
+
+    def raw(self, x: Any) -> Any:
+        return x.view(self.torch.int16 if x.element_size() == 2 else self.torch.int32)
+
     def bits(self, x: Any) -> np.ndarray:
-        torch = self.torch
-        signed, unsigned = (torch.int16, np.uint16) if x.element_size() == 2 else (torch.int32, np.uint32)
-        result: np.ndarray = x.contiguous().view(signed).cpu().numpy().view(unsigned)
-        return result
+        result: np.ndarray = self.raw(x.contiguous()).cpu().numpy()
+        return result.view(np.uint16 if result.dtype.itemsize == 2 else np.uint32)
 
     def view(self, flat: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         return flat.as_strided(shape, strides, offset)
@@ -115,7 +131,7 @@ class CudaMemory:
 
     def float64(self, values: Any) -> Any:
         if isinstance(values, np.ndarray):
-            values = self._shaped(values)
+            values = self.shaped(values)
         return values.to(self.torch.float64)
 
     def rounding(self, dtype: DtypeName) -> Callable[[Any], Any]:
@@ -124,19 +140,14 @@ class CudaMemory:
     def begin(self, case_id: str) -> None:
         pass
 
-    def _shaped(self, values: np.ndarray) -> Any:
-        return self.upload(np.array(values, order="C").reshape(-1)).view(values.shape)
-
-    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
+    def run(self, writes: Sequence[tuple[Any, Any]], call: Callable[[], T]) -> T:
         torch = self.torch
-        # Staged first: a copy from pageable host memory would wait for the producer and hide a wrong stream.
-        staged = [(view, self._shaped(values)) for view, values in writes]
         torch.cuda.synchronize()
         try:
             with torch.cuda.stream(self.stream):
-                if staged:
+                if writes:
                     torch.cuda._sleep(self.PRODUCER_CYCLES)
-                for view, values in staged:
+                for view, values in writes:
                     view.copy_(values)
                 return call()
         finally:  # a call that raised leaves writes behind, into memory that the caller is about to free

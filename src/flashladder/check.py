@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,10 +18,13 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from flashladder import reference
-from flashladder.arrays import NUMPY_DTYPES, Memory, bits
+from flashladder.arrays import NUMPY_DTYPES, Memory
 from flashladder.inputs import LAYOUTS, Case, Placed, Values, place, values_of
 from flashladder.ladder import gated_name
 from flashladder.model import USUAL, Cell, CheckRecord, Errors, Slack, Status
+
+Inputs = tuple[Any, Any, Any]
+"""q, k and v in a memory's arrays."""
 
 POISONS = (float("nan"), 12352.0)
 """One a round. The second is a number, so that an element left unwritten shows even where NaN is right."""
@@ -57,60 +60,68 @@ class Distance:
     """What failed, in words; None when within the limits."""
 
 
-def _stats(x: Any, y: Any) -> tuple[float, float]:
-    """Largest absolute and root mean square difference where y is finite; 0 when it is nowhere."""
+def _stats(x: Any, y: Any) -> tuple[Any, Any]:
+    """Largest absolute and root mean square difference where y is finite, as arrays; 0 when it is nowhere."""
     xp = array_namespace(x, y)
+    if 0 in y.shape:
+        return xp.sum(y), xp.sum(y)
     finite = xp.isfinite(y)
-    if not bool(xp.any(finite)):
-        return 0.0, 0.0
-    difference = xp.abs(x[finite] - y[finite])
-    return float(xp.max(difference)), float(xp.sqrt(xp.mean(difference * difference)))
+    difference = xp.where(finite, xp.abs(x - y), xp.zeros_like(y))
+    count = xp.sum(xp.astype(finite, y.dtype))
+    return xp.max(difference), xp.sqrt(xp.sum(difference * difference) / xp.where(count > 0, count, count + 1))
 
 
-def same_specials(x: Any, y: Any) -> bool:
-    """NaN and each infinity stand in the same places."""
+def same_specials(x: Any, y: Any) -> Any:
+    """Whether NaN and each infinity stand in the same places, as an array."""
     xp = array_namespace(x, y)
-    same_nan = xp.all(xp.isnan(x) == xp.isnan(y))
     infinite = xp.isinf(y)
-    return bool(same_nan) and bool(xp.all(xp.isinf(x) == infinite)) and bool(xp.all(x[infinite] == y[infinite]))
+    return xp.all((xp.isnan(x) == xp.isnan(y)) & (xp.isinf(x) == infinite) & (~infinite | (x == y)))
 
 
-def _magnitude(y: Any) -> float:
-    xp = array_namespace(y)
-    return _stats(xp.zeros_like(y), y)[0]
+def _numbers(values: list[Any]) -> list[float]:
+    """Scalar arrays as floats, in one transfer."""
+    xp = array_namespace(*values)
+    return [float(x) for x in xp.stack([xp.astype(value, xp.float64) for value in values]).tolist()]
 
 
-def distance(
-    o: Any,
-    lse: Any | None,
-    oracle: tuple[Any, Any],
-    unfused: tuple[Any, Any],
-    dtype: str,
-    slack: Slack = USUAL,
-) -> Distance:
-    """Judge O and LSE (float64 arrays) against the oracle. Without an LSE only O is judged.
-
-    `slack` multiplies the limits.
-    """
-    o_max, o_rms = _stats(o, oracle[0])
-    lse_max = 0.0 if lse is None else _stats(lse, oracle[1])[0]
-    ref_max, ref_rms = _stats(unfused[0], oracle[0])
-    ref_lse = _stats(unfused[1], oracle[1])[0]
-    half_ulp = EPS[dtype] / 2 * _magnitude(oracle[0])
-    limits = Errors(
-        o_max=slack.o * (FACTOR * ref_max + half_ulp),
-        o_rms=slack.o * (FACTOR * ref_rms + half_ulp / 4),
-        lse_max=slack.lse * (FACTOR * ref_lse + LSE_FLOOR * (1 + _magnitude(oracle[1]))),
+def limits_of(oracle: tuple[Any, Any], unfused: tuple[Any, Any], dtype: str) -> Errors:
+    """What the gate allows: FACTOR times the error of the unfused reference, plus a floor."""
+    xp = array_namespace(oracle[0])
+    with np.errstate(invalid="ignore"):
+        pairs = (
+            *_stats(unfused[0], oracle[0]),
+            _stats(unfused[1], oracle[1])[0],
+            *(_stats(xp.zeros_like(y), y)[0] for y in oracle),
+        )
+    ref_max, ref_rms, ref_lse, largest_o, largest_lse = _numbers(list(pairs))
+    half_ulp = EPS[dtype] / 2 * largest_o
+    return Errors(
+        o_max=FACTOR * ref_max + half_ulp,
+        o_rms=FACTOR * ref_rms + half_ulp / 4,
+        lse_max=FACTOR * ref_lse + LSE_FLOOR * (1 + largest_lse),
     )
+
+
+def distance(o: Any, lse: Any | None, oracle: tuple[Any, Any], usual: Errors, slack: Slack = USUAL) -> Distance:
+    """Judge O and LSE (float64 arrays) against the oracle and the `usual` limits, which `slack` multiplies.
+
+    Without an LSE only O is judged.
+    """
+    with np.errstate(invalid="ignore"):  # inf - inf, where the oracle is infinite, counts for nothing
+        found = [*_stats(o, oracle[0]), same_specials(o, oracle[0])]
+        if lse is not None:
+            found += [_stats(lse, oracle[1])[0], same_specials(lse, oracle[1])]
+    o_max, o_rms, o_specials, lse_max, lse_specials = [*_numbers(found), 0.0, 1.0][:5]
+    limits = Errors(o_max=slack.o * usual.o_max, o_rms=slack.o * usual.o_rms, lse_max=slack.lse * usual.lse_max)
     errors = Errors(
         o_max=o_max if np.isfinite(o_max) else float("inf"),
         o_rms=o_rms if np.isfinite(o_rms) else float("inf"),
         lse_max=lse_max if np.isfinite(lse_max) else float("inf"),
     )
     fault = None
-    if not same_specials(o, oracle[0]):
+    if not o_specials:
         fault = "NaN or infinities of O are not where the oracle has them"
-    elif lse is not None and not same_specials(lse, oracle[1]):
+    elif not lse_specials:
         fault = "NaN or infinities of the LSE are not where the oracle has them"
     else:
         for field in ("o_max", "o_rms", "lse_max"):
@@ -143,7 +154,7 @@ def allocate(case: Case, memory: Memory) -> _Tensors:
         k=place(memory, kv_dims, layout, dtype, float("nan")),
         v=place(memory, kv_dims, layout, dtype, float("nan")),
         o=place(memory, q_dims, q_layout, dtype, 0.0),
-        lse=Placed(lse.flat, lse.view[..., 0], lse.inside),
+        lse=replace(lse, view=lse.view[..., 0]),
     )
 
 
@@ -152,28 +163,29 @@ def _call(arm: Arm, case: Case, t: _Tensors) -> tuple[Any, Any | None]:
 
 
 def run_round(
-    arm: Arm, case: Case, memory: Memory, tensors: _Tensors, values: Values, poison: float
+    arm: Arm, case: Case, memory: Memory, tensors: _Tensors, inputs: Inputs, poison: float
 ) -> tuple[Any, Any | None, str | None]:
     """One run: O, LSE and a fault found around them (guards, mutated inputs)."""
     for output in (tensors.o, tensors.lse):
         memory.fill(output.flat, poison)
-    before = {name: memory.bits(placed.flat) for name, placed in vars(tensors).items()}
-    inputs = dict(zip(("q", "k", "v"), values, strict=True))
+    xp = array_namespace(tensors.q.flat)
+    before = {name: xp.asarray(memory.raw(placed.flat), copy=True) for name, placed in vars(tensors).items()}
+    values = dict(zip(("q", "k", "v"), inputs, strict=True))
 
     writes = []
-    for name, value in inputs.items():
+    for name, value in values.items():
         view = getattr(tensors, name).view
         shared = case.layout == "broadcast_batch" and name != "q"
-        if value.size:
+        if 0 not in value.shape:
             writes.append((view[:1], value[:1]) if shared else (view, value))
     o, lse = memory.run(writes, lambda: _call(arm, case, tensors))
-    for name, value in inputs.items():
-        if not np.array_equal(memory.bits(getattr(tensors, name).view), bits(value)):
-            return o, lse, f"the input {name} was mutated"
+    faults = {}
+    for name, value in values.items():
+        faults[f"the input {name} was mutated"] = memory.raw(getattr(tensors, name).view) != memory.raw(value)
     for name, placed in vars(tensors).items():
-        if np.any((memory.bits(placed.flat) != before[name]) & ~placed.inside):
-            return o, lse, f"memory outside {name} was written"
-    return o, lse, None
+        faults[f"memory outside {name} was written"] = (memory.raw(placed.flat) != before[name]) & placed.outside
+    found = _numbers([xp.any(where) for where in faults.values()])
+    return o, lse, next((fault for fault, here in zip(faults, found, strict=True) if here), None)
 
 
 def _differs(memory: Memory, arm: Arm, case: Case, tensors: _Tensors) -> str | None:
@@ -191,11 +203,12 @@ def _differs(memory: Memory, arm: Arm, case: Case, tensors: _Tensors) -> str | N
 
 @dataclass(frozen=True)
 class Problem:
-    """Values of one round of a case, with the oracle's answer and the unfused reference's, in the memory's arrays."""
+    """Values of one round of a case; in the memory's arrays these, the oracle's answer; and the gate's limits."""
 
     values: Values
+    inputs: Inputs
     oracle: tuple[Any, Any]
-    unfused: tuple[Any, Any]
+    limits: Errors
 
 
 def pose(case: Case, memory: Memory, seed: int) -> tuple[Problem, ...]:
@@ -208,7 +221,9 @@ def _pose(case: Case, memory: Memory, seed: int) -> Problem:
     q, k, v = (memory.float64(x) for x in values)
     run = partial(reference.attention, q, k, v, scale=case.softmax_scale, causal=case.cell.causal)
     with np.errstate(invalid="ignore"):  # inf - inf is NaN by intent
-        return Problem(values, run(), run(rounding=memory.rounding(case.cell.dtype)))
+        oracle, unfused = run(), run(rounding=memory.rounding(case.cell.dtype))
+    q, k, v = (memory.shaped(x) for x in values)
+    return Problem(values, (q, k, v), oracle, limits_of(oracle, unfused, case.cell.dtype))
 
 
 def largest_score(values: Values) -> float:
@@ -250,15 +265,14 @@ def check_case(
     found: Distance | None = None
     for number, (problem, poison) in enumerate(zip(problems, POISONS, strict=True)):
         try:
-            o, lse, fault = run_round(arm, case, memory, tensors, problem.values, poison)
+            o, lse, fault = run_round(arm, case, memory, tensors, problem.inputs, poison)
         except (ValueError, TypeError, NotImplementedError) as error:
             return record("unsupported", first_line(error))
         except Exception as error:
             return record("error", f"{type(error).__name__}: {first_line(error)}")
         if fault is None:
             got_lse = None if lse is None else memory.float64(lse)
-            dtype = case.cell.dtype
-            found = distance(memory.float64(o), got_lse, problem.oracle, problem.unfused, dtype, slack)
+            found = distance(memory.float64(o), got_lse, problem.oracle, problem.limits, slack)
             fault = found.fault
         if fault is not None:
             return record("fail", f"round {number + 1}: {fault}", found)

@@ -198,6 +198,8 @@ class Placed:
     view: Any
     inside: np.ndarray
     """True for the elements of `flat` that the view covers."""
+    outside: Any
+    """False for them, in the memory of `flat`."""
 
 
 def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: Any, poison: float) -> Placed:
@@ -209,13 +211,13 @@ def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: A
     inside = np.zeros(size, np.bool_)
     if 0 not in dims:
         np.lib.stride_tricks.as_strided(inside[offset:], dims, strides)[...] = True
-    return Placed(flat, memory.view(flat, dims, strides, offset), inside)
+    return Placed(flat, memory.view(flat, dims, strides, offset), inside, memory.shaped(~inside))
 
 
 # --- the cases ------------------------------------------------------------------------------------------------------
 
 SPLIT_LENGTHS = ((1, 1100), (3, 1600), (1, 3600), (16, 2100), (40, 1100))
-"""Few rows and many keys: where keys are split, in 1 to 7 parts on 132 SMs, of (1, 3600) the last without a key."""
+"""Few rows and many keys: where keys are split, in 1 to 16 parts, the last of some without a key."""
 GRID_LENGTHS = ((129, 129), (65, 63), (40, 77))
 OTHER_HEAD_DIMS = {64: (8, 40), 128: (72, 120)}
 """Kernel head dimension -> head dimensions that it may be padded from."""

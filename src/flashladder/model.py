@@ -69,6 +69,8 @@ class Rung(Record, frozen=True, kw_only=True):
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""
     predictions: tuple[Prediction, ...] = ()
+    finding: str | None = None
+    """Why a predicted gain came out otherwise, from the profiler."""
     score_limit: float | None = None
     """Largest |q . k|, unscaled, that the kernel's arithmetic holds; the gate leaves out cases with larger ones."""
     slack: Slack = USUAL

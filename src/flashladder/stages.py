@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,9 +37,6 @@ from flashladder.worker import (
     kill_children,
     supervise,
 )
-
-GPU_WORKERS = 4
-"""Processes that check on one GPU at once: a check keeps the host busier than the GPU."""
 
 # --- build ----------------------------------------------------------------------------------------------------------
 
@@ -97,8 +93,7 @@ def check_arms(
         for spec in specs
         if spec.absence is None and (spec.kind != "peer" or case.family == "suite")
     ]
-    workers = min(GPU_WORKERS, os.cpu_count() or 1)
-    return check_items(run, items, CheckJob(items=(), seed=seed), progress, workers)
+    return check_items(run, items, CheckJob(items=(), seed=seed), progress)
 
 
 def check_items(

@@ -409,11 +409,17 @@ def predictions(results: Results) -> Table:
             _expected(p),
             NOT_MEASURED if p.measured is None or p.ci is None else interval(p.measured, p.ci),
             p.outcome,
-            p.note or NOT_APPLICABLE,
+            "; ".join(_notes(results, p)) or NOT_APPLICABLE,
         )
         for p in results.predictions
     ]
     return Table(("rung", "metric", "expected ratio", "measured", "outcome", "note"), tuple(rows))
+
+
+def _notes(results: Results, p: PredictionOutcome) -> list[str]:
+    finding = next((r.finding for r in results.ladder.rungs if r.id == p.rung), None)
+    explains = p.metric == "time" and p.outcome == "refuted"
+    return [note for note in (p.note, finding if explains else None) if note]
 
 
 def machine(info: RunInfo) -> Table:

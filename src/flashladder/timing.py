@@ -19,7 +19,7 @@ import numpy as np
 
 from flashladder import flops, reference
 from flashladder.arms import ArmSpec, LoadedArm
-from flashladder.check import EPS, distance, first_line
+from flashladder.check import EPS, distance, first_line, limits_of
 from flashladder.ladder import CONTROL
 from flashladder.machine import Nvml, gpu_digest
 from flashladder.model import (
@@ -114,11 +114,11 @@ class _Inputs:
             dtype = self.sets[number][0].dtype
             oracle = reference.attention(q, k, v, **arguments)
             unfused = reference.attention(q, k, v, **arguments, rounding=lambda x: x.to(dtype).to(torch.float64))
-            self._oracles[number] = oracle, unfused
-        oracle, unfused = self._oracles[number]
+            self._oracles[number] = oracle, limits_of(oracle, unfused, self.cell.dtype)
+        oracle, limits = self._oracles[number]
         got = o.index_select(2, self.rows).to(torch.float64)
         got_lse = None if lse is None else lse.index_select(2, self.rows).to(torch.float64)
-        return distance(got, got_lse, oracle, unfused, self.cell.dtype, slack).fault
+        return distance(got, got_lse, oracle, limits, slack).fault
 
 
 class Timer:

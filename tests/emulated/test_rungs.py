@@ -158,9 +158,10 @@ def test_one_block_or_one_a_tile(built: emulation.CpuCheck) -> None:
         (1, (1, 72), 16, 1),  # however many blocks there are: 127 of 128 rows would be padding
         (3, (72, 72), 32, 1),
         (132, (40, 72), 16, 1),
-        (132, (3, 1600), 16, 3),
-        (132, (40, 1600), 16, 3),
-        (6, (40, 1600), 32, 1),
+        (132, (3, 1600), 16, 12),
+        (132, (40, 1600), 16, 12),
+        (132, (40, 1000), 16, 1),
+        (6, (40, 1600), 32, 3),
     ],
 )
 def test_the_plan_fills_the_device_with_the_largest_tile(

@@ -43,7 +43,7 @@ def test_a_call_that_raises_leaves_no_pending_write(memory: CudaMemory) -> None:
 
     view = memory.upload(np.zeros(1 << 20, np.float32))
     with pytest.raises(ValueError, match="no"):
-        memory.run([(view, np.ones(1 << 20, np.float32))], refuses)
+        memory.run([(view, memory.shaped(np.ones(1 << 20, np.float32)))], refuses)
     assert memory.stream.query()
 
 

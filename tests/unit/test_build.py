@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
 
-from flashladder import build, paths, toolchain
+from flashladder import build, native, paths, toolchain, tune
 from flashladder.errors import BuildError, DriftError
 from flashladder.ladder import load_ladder
-from flashladder.model import BuildRecord, KernelResources, Rung
+from flashladder.model import BuildRecord, Cell, KernelResources, Rung
+from flashladder.rundir import RunDir
 
 RUNGS = load_ladder().rungs
 
@@ -61,6 +63,26 @@ def test_every_rung_builds_for_every_architecture(built: list[BuildRecord]) -> N
 def test_one_change_a_rung_and_its_evidence_in_the_machine_code(built: list[BuildRecord]) -> None:
     assert build.static_faults(RUNGS, built) == []
     assert all(len(r.changes) == 1 or r.change.startswith("retune: ") for r in RUNGS if r.parent)
+
+
+RECORDED_TUNES = sorted(path.parent for path in paths.RESULTS.glob("*/tune/run.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED_TUNES, ids=lambda path: path.parent.name)
+def test_the_plan_is_near_the_best_of_what_was_recorded(built: list[BuildRecord], path: Path) -> None:
+    run = RunDir(path)
+    rung = load_ladder()["r13_tuned"]
+    library = native.load(build.target(rung.id, paths.ROOT / rung.source, build.ALL_ARCHS).library)
+
+    def choose(cell: Cell) -> tune.Plan:
+        chosen = library.plan(cell, run.info.machine.sm_count or 0)
+        assert chosen is not None
+        return chosen
+
+    ratios = [found.ratio for found in tune.regrets(run.timings(), choose)]
+    assert len(ratios) >= 20
+    assert max(ratios) <= 1.2
+    assert fmean(ratios) <= 1.02
 
 
 SPILLING = ("r00_naive", "r09_large_tiles", "r10_fold_scale")
@@ -132,7 +154,7 @@ def test_a_second_change_is_reported(built: list[BuildRecord]) -> None:
     faults = build.static_faults(RUNGS, [*built[:5], changed])
     assert faults == [
         "r05_swizzle: its Config differs from r04_vector_io's in ['swizzle', 'threads', 'tile'], "
-        "experiments/ladder.toml declares ['swizzle']"
+        "its declaration says ['swizzle']"
     ]
 
 

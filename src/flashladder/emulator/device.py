@@ -139,7 +139,7 @@ class EmulatedMemory(HostMemory):
         self._multiprocessors = self._options.multiprocessors or SMS[zlib.crc32(case_id.encode()) % len(SMS)]
         self._runs = 0
 
-    def run(self, writes: Sequence[tuple[Any, np.ndarray]], call: Callable[[], T]) -> T:
+    def run(self, writes: Sequence[tuple[Any, Any]], call: Callable[[], T]) -> T:
         seed = self._options.seed + self._runs
         self._emulator.configure(replace(self._options, seed=seed, multiprocessors=self._multiprocessors))
         self._runs += 1
