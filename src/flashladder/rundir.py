@@ -110,17 +110,22 @@ def _replace(file: Path, data: bytes) -> None:
 def find(name: str | None = None) -> RunDir:
     """The run that `name` points to: a directory, GPU/RUN, a run id, or (None) the one that paper/run.lock pins.
 
-    Raises FlashladderError when there is no such run.
+    Raises FlashladderError when there is no such run, or several have the id.
     """
     if name is None:
         lock = paths.PAPER / "run.lock"
         if not lock.exists():
             raise FlashladderError(f"no run is pinned: {lock} does not exist; name a run or make one with 'ablation'")
         name = lock.read_text().strip()
-    candidates = [Path(name), paths.RESULTS / name, *sorted(paths.RESULTS.glob(f"*/{name}"))]
-    for path in candidates:
+    for path in (Path(name), paths.RESULTS / name):
         if (path / "run.json").exists():
             return RunDir(path)
+    found = sorted(p.parent for p in paths.RESULTS.glob(f"*/{name}/run.json"))
+    if len(found) > 1:
+        ids = ", ".join(str(path.relative_to(paths.RESULTS)) for path in found)
+        raise FlashladderError(f"{len(found)} runs are called {name!r}; name one of {ids}")
+    if found:
+        return RunDir(found[0])
     known = ", ".join(str(p.parent.relative_to(paths.RESULTS)) for p in sorted(paths.RESULTS.glob("*/*/run.json")))
     raise FlashladderError(f"no run {name!r} under {paths.RESULTS}; known runs: {known or 'none'}")
 

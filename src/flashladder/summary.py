@@ -98,8 +98,8 @@ def to_json(value: Summary) -> str:
 
 def is_pinned(run: RunDir) -> bool:
     """Whether paper/run.lock names this run, by its id or as GPU/RUN."""
-    pinned = pinned_id()
-    return pinned is not None and pinned.split("/")[-1] == run.path.name
+    pinned = tuple((pinned_id() or "").split("/"))
+    return run.path.resolve().parts[-len(pinned) :] == pinned
 
 
 def sets_of(cell: Cell, l2: L2Mode) -> list[str]:

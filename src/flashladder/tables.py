@@ -24,6 +24,7 @@ from flashladder.model import (
     PredictionOutcome,
     RunInfo,
 )
+from flashladder.native import kernel_head_dim
 from flashladder.peers import PEERS, Peer
 from flashladder.summary import sets_of
 
@@ -330,17 +331,29 @@ def accuracy(checks: Sequence[CheckRecord], ladder: Ladder) -> Table:
     rows = []
     for option in (v for v in ladder.variants if v.score_limit is not None):
         by_case = {(r.arm, r.case): r for r in checks}
-        mine = [r for r in checks if r.arm == option.id]
-        for head_dim in sorted({r.cell.shape.head_dim for r in mine if r.errors is not None}):
-            ran = [r for r in mine if r.errors is not None and r.cell.shape.head_dim == head_dim]
-            left_out = [r for r in mine if r.status == "unsupported" and r.cell.shape.head_dim == head_dim]
+        taken = {r.cell.dtype for r in checks if r.arm == option.id and r.errors is not None}
+        mine = [r for r in checks if r.arm == option.id and r.cell.dtype in taken]
+        for head_dim in sorted({kernel_head_dim(r.cell.shape.head_dim) for r in mine}):
+            here = [r for r in mine if kernel_head_dim(r.cell.shape.head_dim) == head_dim]
+            ran = [r for r in here if r.errors is not None]
+            left_out = [r for r in here if r.status == "unsupported"]
             for arm in (option.id, option.parent or ""):
                 errors = [e for r in ran if (same := by_case.get((arm, r.case))) and (e := same.errors) is not None]
                 if errors:
                     o, lse = max(e.o_max for e in errors), max(e.lse_max for e in errors)
                     skipped = str(len(left_out)) if arm == option.id else NOT_APPLICABLE
-                    rows.append((arm, str(head_dim), str(len(errors)), skipped, f"{o:.2g}", f"{lse:.2g}"))
-    columns = ("kernel", "head_dim", "cases", "left out", "largest error of O", "largest error of the LSE")
+                    rows.append(
+                        (
+                            arm,
+                            " or ".join(sorted(taken)),
+                            f"up to {head_dim}",
+                            str(len(errors)),
+                            skipped,
+                            f"{o:.2g}",
+                            f"{lse:.2g}",
+                        )
+                    )
+    columns = ("kernel", "dtype", "head_dim", "cases", "left out", "largest error of O", "largest error of the LSE")
     return Table(columns, tuple(rows))
 
 

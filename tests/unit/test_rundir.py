@@ -50,6 +50,10 @@ def test_an_unknown_run_lists_the_known_ones(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(FlashladderError, match=r"no run 'nope'.*known runs: h100/2026-full"):
         rundir.find("nope")
     assert rundir.find("2026-full").path == tmp_path / "h100" / "2026-full"
+    (tmp_path / "h200" / "2026-full").mkdir(parents=True)
+    (tmp_path / "h200" / "2026-full" / "run.json").write_text("{}")
+    with pytest.raises(FlashladderError, match=r"2 runs are called '2026-full'; name one of h100/2026-full, h200/2"):
+        rundir.find("2026-full")
 
 
 def test_no_pinned_run_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,9 +108,12 @@ def test_pinned_is_read_from_the_lock(
 ) -> None:
     monkeypatch.setattr(paths, "PAPER", tmp_path)
     lock = lock and lock.replace("made", run.path.name)
-    for content in [] if lock is None else [lock, f"h100/{lock}\n"]:
+    for content in [] if lock is None else [lock, f"{run.path.parent.name}/{lock}\n"]:
         (tmp_path / "run.lock").write_text(content)
         assert summary(run, made.LADDER).run.pinned is pinned
+    if lock is not None:
+        (tmp_path / "run.lock").write_text(f"another-gpu/{lock}")
+        assert not summary(run, made.LADDER).run.pinned
     if lock is None:
         assert not summary(run, made.LADDER).run.pinned
 
