@@ -330,31 +330,25 @@ def accuracy(checks: Sequence[CheckRecord], ladder: Ladder) -> Table:
     """What an option of lower precision costs: the gate's largest errors, beside its parent's on the same cases."""
     rows = []
     for option in (v for v in ladder.variants if v.score_limit is not None):
-        by_case = {(r.arm, r.case): r for r in checks}
+        parent = {r.case: r for r in checks if r.arm == option.parent}
         taken = {r.cell.dtype for r in checks if r.arm == option.id and r.errors is not None}
         mine = [r for r in checks if r.arm == option.id and r.cell.dtype in taken]
         for head_dim in sorted({kernel_head_dim(r.cell.shape.head_dim) for r in mine}):
             here = [r for r in mine if kernel_head_dim(r.cell.shape.head_dim) == head_dim]
             ran = [r for r in here if r.errors is not None]
-            left_out = [r for r in here if r.status == "unsupported"]
-            for arm in (option.id, option.parent or ""):
-                errors = [e for r in ran if (same := by_case.get((arm, r.case))) and (e := same.errors) is not None]
-                if errors:
-                    o, lse = max(e.o_max for e in errors), max(e.lse_max for e in errors)
-                    skipped = str(len(left_out)) if arm == option.id else NOT_APPLICABLE
-                    rows.append(
-                        (
-                            arm,
-                            " or ".join(sorted(taken)),
-                            f"up to {head_dim}",
-                            str(len(errors)),
-                            skipped,
-                            f"{o:.2g}",
-                            f"{lse:.2g}",
-                        )
-                    )
-    columns = ("kernel", "dtype", "head_dim", "cases", "left out", "largest error of O", "largest error of the LSE")
-    return Table(columns, tuple(rows))
+            what = (" or ".join(sorted(taken)), f"up to {head_dim}")
+            left_out = str(sum(r.status == "unsupported" for r in here))
+            rows.append((option.id, *what, left_out, *_largest_errors(ran)))
+            rows.append((option.parent or "", *what, NOT_APPLICABLE, *_largest_errors([parent[r.case] for r in ran])))
+    columns = ("kernel", "dtype", "head_dim", "cases left out", "cases")
+    return Table((*columns, "largest error of O", "largest error of the LSE"), tuple(rows))
+
+
+def _largest_errors(records: Sequence[CheckRecord]) -> tuple[str, str, str]:
+    """How many, and the largest errors of O and of the LSE."""
+    errors = [r.errors for r in records if r.errors is not None]
+    largest = (max((e.o_max for e in errors), default=0.0), max((e.lse_max for e in errors), default=0.0))
+    return str(len(errors)), f"{largest[0]:.2g}", f"{largest[1]:.2g}"
 
 
 def _ratio(value: Comparison | None) -> str:
