@@ -1,7 +1,8 @@
 """The only reader and writer of run directories (experiments/results/GPU/RUN/).
 
-Records are JSON lines: one record a line, appended and flushed whole, so an interrupted run loses at most the record
-in progress. Later records of the same key replace earlier ones.
+Records are JSON lines: one record a line, appended and closed, so an interrupted run loses at most the record in
+progress. When they reach the disk is left to the system: waiting for it can take longer than a check. Later records of
+the same key replace earlier ones.
 """
 
 from __future__ import annotations
@@ -76,16 +77,12 @@ class RunDir:
         assert stage in STAGES, stage
         self.path.mkdir(parents=True, exist_ok=True)
         with self._file(stage).open("a+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(0)
-                content = file.read()
-                if not content.endswith(b"\n"):
-                    file.truncate(content.rfind(b"\n") + 1)
-            file.seek(0, os.SEEK_END)
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
             file.write(msgspec.json.encode(record) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def replace(self, stage: str, records: Iterable[msgspec.Struct]) -> None:
         """Write a derived stage whole, atomically."""

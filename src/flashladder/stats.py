@@ -13,7 +13,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr
-from scipy.stats import binom, false_discovery_control
 
 from flashladder.model import Verdict
 
@@ -111,6 +110,8 @@ def median_ci(samples: ArrayLike, confidence: float = CONFIDENCE) -> tuple[float
     x = np.sort(np.asarray(samples, dtype=np.float64), axis=None)
     if x.size == 0 or not np.isfinite(x).all():
         raise ValueError("finite samples are needed")
+    from scipy.stats import binom  # a second to import, which commands without statistics need not wait
+
     rank = max(int(np.sum(binom.cdf(np.arange(x.size), x.size, 0.5) <= (1 - confidence) / 2)), 1)
     return float(np.median(x)), float(x[rank - 1]), float(x[x.size - rank])
 
@@ -133,6 +134,8 @@ def benjamini_hochberg(p: ArrayLike) -> FloatArray:
 
     Raises ValueError if one is not in [0, 1].
     """
+    from scipy.stats import false_discovery_control
+
     return np.asarray(false_discovery_control(_p_values(p), method="bh"), dtype=np.float64)
 
 
