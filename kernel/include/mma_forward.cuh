@@ -44,6 +44,8 @@ struct MmaForward {
   static constexpr int kTensorBytes = kKeyWarps > 1 ? sizeof(Shared) : offsetof(Shared, k) + kBuffers * kTileBytes;
   static constexpr int kWeightBytes = C.weights_in_shared ? kM * kN * sizeof(T) : 0;  // behind the tensors
   static constexpr int kSharedBytes = kTensorBytes + kWeightBytes;
+  // Of a block on sm_86 and sm_89, less what the driver takes. P through shared memory is for larger ones alone.
+  static_assert(kSharedBytes <= 99 * 1024 || C.weights_in_shared);
 
   using Scores = float[kFragments][kWarpN / 8][4];
   using Output = float[kFragments][D / 8][4];
@@ -513,7 +515,7 @@ __device__ void combine_splits(const Params& p) {
 constexpr Config with_rows(Config config, int rows, int head_dim) {
   config.tile_m = rows;
   config.tile_n = 8192 / head_dim;
-  config.stages = 2;  // 64 KB, so that a GPU with 100 KB an SM runs them too
+  config.stages = config.stages == 0 ? 0 : 2;  // 64 KB, so that a GPU with 100 KB an SM runs them too
   config.key_warps = 64 / rows;
   return config;
 }

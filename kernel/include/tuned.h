@@ -14,7 +14,7 @@ constexpr Config kTuned{
     .swizzle = Swizzle::xor_chunk,
     .threads = 128,
     .product = Product::mma_registers,
-    .stages = 3,
+    .stages = 2,
     .splits = 0,
     .mask_edges = true,
     .fold_scale = true,

@@ -1,6 +1,6 @@
 // r13_tuned, after r12_kv_split: a retune. Masks only where a row does not see the whole tile, O rescaled only when a
-// maximum grew by more than 2^8, longest query tiles first, a third stage where two blocks still fit, the heads of one
-// query row that share K and V in one tile, any head_dim.
+// maximum grew by more than 2^8, longest query tiles first, the heads of one query row that share K and V in one tile,
+// any head_dim.
 #include "mma_forward.cuh"
 #include "tuned.h"
 

@@ -12,14 +12,27 @@ import msgspec
 from tabulate import tabulate
 
 from flashladder import build as building
-from flashladder import diagnose, doctor, machine, native, paths, report, rundir, summary, tables
+from flashladder import diagnose, doctor, explain, machine, native, paths, report, rundir, summary, tables
 from flashladder.arms import ArmSpec, peer_specs
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
-from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets, load_shapes, preset_cells
-from flashladder.model import BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Machine, Mask, Preset, Rung, RunInfo
+from flashladder.ladder import Ladder, gpu_named, load_ladder, load_metrics, load_presets, load_shapes, preset_cells
+from flashladder.model import (
+    BuildRecord,
+    Cell,
+    CheckRecord,
+    DtypeName,
+    L2Mode,
+    Machine,
+    Mask,
+    NcuRecord,
+    Preset,
+    Rung,
+    RunInfo,
+)
 from flashladder.ninja import Progress
+from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
-from flashladder.stages import build_rungs, check_arms, measure_roofs, time_cells
+from flashladder.stages import build_rungs, check_arms, known_rates, measure_roofs, time_cells
 from flashladder.tune import Plan, Regret, plan_specs, regrets
 
 
@@ -69,6 +82,17 @@ def select_cells(selection: Selection) -> dict[Cell, L2Mode]:
             f"nothing to measure: no cell of preset {selection.preset!r} passes the filters; loosen one of them"
         )
     return cells
+
+
+def profile_selection(selection: Selection) -> Selection:
+    """The request with what a profile takes where the user names nothing: few shapes, one dtype, one mask."""
+    reference = load_ladder().reference
+    return replace(
+        selection,
+        shapes=selection.shapes or load_presets()[selection.preset].profile,
+        dtypes=selection.dtypes or (reference.dtype,),
+        masks=selection.masks or (reference.mask,),
+    )
 
 
 def target_archs(asked: Sequence[str]) -> tuple[str, ...]:
@@ -121,6 +145,22 @@ class Session:
         if self.variants_everywhere:
             ladder = replace(ladder, variant_shapes=tuple({cell.shape.id for cell in self.cells}))
         time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
+
+    def profile(self, *, full: bool, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:
+        """Profile the chosen cells; raises as profiling.profile_cells() does."""
+        return profile_cells(
+            self.run,
+            self.specs,
+            list(self.cells),
+            load_metrics(),
+            machine.gpu_arch() or "",
+            known_rates(self.run),
+            full=full,
+            launches=launches,
+            limit_s=limit_s,
+            seed=self.seed,
+            progress=progress,
+        )
 
     def tune(self, rung: str, progress: Progress) -> None:
         """Time every plan of a rung that was built and checked."""
@@ -313,6 +353,30 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     report.write(files, root)
     page = next(path for path in files if path.endswith(".md"))
     return f"report: {root / page} ({len(drifted)} of {len(files)} files changed)"
+
+
+def bottleneck_table(run: RunDir) -> str:
+    """What limits the profiled kernels, cell by cell, for a terminal."""
+    results = diagnose.load_results(run, load_ladder())
+    cells = dict.fromkeys(cell for cell, _ in results.profiles)
+    return "\n\n".join(f"{cell.id}\n{tables.terminal(tables.bottlenecks(results, cell))}" for cell in cells)
+
+
+def explanation(run: RunDir, rung: str, shape: str | None) -> str:
+    """One screen on a rung at a shape, by its id, with the reference's dtype and mask; the reference by default.
+
+    Raises FlashladderError on an unknown rung or a shape without a record.
+    """
+    ladder = load_ladder()
+    results = diagnose.load_results(run, ladder)
+    (chosen,) = ladder.select((rung,))
+    cells = [c for c in results.cells if (c.dtype, c.mask) == (ladder.reference.dtype, ladder.reference.mask)]
+    cell = next((c for c in cells if c.shape.id == shape), None) if shape else ladder.reference
+    if cell is None:
+        raise FlashladderError(
+            f"no record of {shape!r} in this run; expected one of {', '.join(c.shape.id for c in cells)}"
+        )
+    return explain.explain(results, run.builds(), chosen, cell)
 
 
 def peer_tables(run: RunDir) -> str:

@@ -262,6 +262,33 @@ def peers(**kwargs: Any) -> None:
     click.echo(f"records: {session.run.path}")
 
 
+@main.command()
+@_rung_filter
+@_peer_filter
+@_cell_filters
+@_gpu_options
+@click.option(
+    "--set", "metric_set", type=click.Choice(["light", "full"]), default="light", show_default=True, help="Metrics."
+)
+@click.option("--launches", type=click.IntRange(min=1), default=1, show_default=True, help="Calls that are profiled.")
+@click.option("--limit", type=float, default=120.0, show_default=True, help="Seconds for one arm in one cell.")
+def profile(metric_set: str, launches: int, limit: float, **kwargs: Any) -> None:
+    """Profile with Nsight Compute what passed the gate, and say what limits it.
+
+    Without --shape: the preset's few shapes, at the reference's type and mask.
+    """
+    session = ablation.open_session(ablation.profile_selection(_selection(kwargs)))
+    with _bar("build", "step") as progress:
+        session.build(progress)
+    with _bar("check", "case") as progress:
+        session.check(progress)
+    with _bar("profile", "kernel") as progress:
+        session.profile(full=metric_set == "full", launches=launches, limit_s=limit, progress=progress)
+    session.diagnose()
+    click.echo(ablation.bottleneck_table(session.run))
+    click.echo(f"records: {session.run.path}")
+
+
 @main.command(name="tune")
 @click.option("--rung", default="r13_tuned", show_default=True, metavar="ID", help="A rung that plans.")
 @_run_options
@@ -319,6 +346,15 @@ def summary_command(run: str | None, as_json: bool) -> None:
         click.echo(summary.to_json(summary.summary(found, load_ladder())))
     else:
         click.echo(ablation.terminal_table(found))
+
+
+@main.command(name="explain")
+@click.argument("rung")
+@click.argument("shape", required=False)
+@click.option("--run", "run_id", help="A run directory or id; default: the pinned run.")
+def explain_command(rung: str, shape: str | None, run_id: str | None) -> None:
+    """One screen on RUNG at SHAPE: change, prediction, outcome, counters that moved, findings, next step."""
+    click.echo(ablation.explanation(rundir.find(run_id), rung, shape))
 
 
 @main.command(name="ablation")

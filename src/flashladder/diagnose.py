@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flashladder import flops, stats
+from flashladder import bottleneck, flops, ncu, stats
 from flashladder.check import refusal
 from flashladder.errors import FlashladderError
 from flashladder.ladder import CONTROL, Ladder, gpu_named
 from flashladder.model import (
     ArmStats,
     ArmTiming,
+    Bottlenecks,
     Cell,
     CellTiming,
     CheckRecord,
@@ -29,6 +30,7 @@ from flashladder.model import (
     Gpu,
     Kind,
     L2Mode,
+    NcuRecord,
     Prediction,
     PredictionOutcome,
     Roof,
@@ -76,12 +78,14 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
     """
     judge = _Judge(run, ladder)
     cells = [judge.arms(timing) for timing in run.timings()]
+    profiles = run.profiles()
     comparisons = _decide([c for arms in cells for c in _compare_cell(arms, ladder)], ladder)
     return [
         *(arm.stats for arms in cells for arm in arms),
         *map(_roof_rate, run.roofs()),
         *comparisons,
-        *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms]),
+        *judge.bottlenecks(profiles, [a.stats for arms in cells for a in arms]),
+        *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms], profiles),
     ]
 
 
@@ -150,6 +154,15 @@ class _Judge:
             return 0.0
         clock = self.machine.max_sm_clock_mhz
         return 1e6 * flops.hard_floor_s(timing.cell, self.gpu, clock, warm=timing.l2 == "warm")
+
+    def bottlenecks(self, profiles: Sequence[NcuRecord], arms: Sequence[ArmStats]) -> list[Bottlenecks]:
+        """What limits each profiled arm; of the binary that was checked alone."""
+        stats = {(a.cell, a.arm): a for a in arms}
+        return [
+            bottleneck.diagnose(p, stats.get((p.cell, p.arm)), self.machine.arch, self.machine.sm_count)
+            for p in profiles
+            if p.cause is None and self._refusal(p.arm, p.sha256, p.cell) is None
+        ]
 
     def _refusal(self, name: str, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
         """Why the checks do not let this very binary be timed in the cell."""
@@ -303,19 +316,24 @@ _CORRECTIONS: dict[Relation, tuple[Correction, Callable[[ArrayLike], NDArray[np.
 
 
 def _predictions(
-    ladder: Ladder, comparisons: Sequence[Comparison], arms: Sequence[ArmStats]
+    ladder: Ladder, comparisons: Sequence[Comparison], arms: Sequence[ArmStats], profiles: Sequence[NcuRecord]
 ) -> list[PredictionOutcome]:
     at_reference = {c.arm: c for c in comparisons if c.relation == "parent" and c.cell == ladder.reference}
     states = {a.arm: a for a in arms if a.cell == ladder.reference}
+    counters = {p.arm: p for p in profiles if p.cell == ladder.reference}
     return [
-        _outcome(rung, prediction, at_reference.get(rung.id), states)
+        _outcome(rung, prediction, at_reference.get(rung.id), states, counters)
         for rung in (*ladder.rungs, *(v for v in ladder.variants if v.id in states))
         for prediction in rung.predictions
     ]
 
 
 def _outcome(
-    rung: Rung, prediction: Prediction, step: Comparison | None, states: dict[str, ArmStats]
+    rung: Rung,
+    prediction: Prediction,
+    step: Comparison | None,
+    states: dict[str, ArmStats],
+    counters: dict[str, NcuRecord],
 ) -> PredictionOutcome:
     outcome = partial(
         PredictionOutcome,
@@ -325,7 +343,11 @@ def _outcome(
         expected=prediction.ratio,
     )
     if prediction.metric != "time":
-        return outcome(measured=None, outcome="not measured", note="needs the profiling stage")
+        ratio, why = _counter_ratio(rung, prediction.metric, counters)
+        if ratio is None:
+            return outcome(measured=None, outcome="not measured", note=why)
+        low, high = prediction.ratio
+        return outcome(measured=_rounded(ratio), outcome="confirmed" if low <= ratio <= high else "refuted")
     if step is None or step.ratio is None or step.ci is None:
         return outcome(measured=None, outcome="not measured", note=_why_not(rung, step, states))
     low, high = prediction.ratio
@@ -339,6 +361,24 @@ def _outcome(
         outcome="confirmed" if inside or touches else "refuted",
         note="; ".join(notes) or None,
     )
+
+
+def _counter_ratio(rung: Rung, metric: str, counters: dict[str, NcuRecord]) -> tuple[float | None, str | None]:
+    """The rung's counter over its parent's at the reference cell; or None and why."""
+    values = []
+    for name in (rung.id, rung.parent or ""):
+        profile = counters.get(name)
+        if profile is None:
+            return None, f"{name or 'the parent'} was not profiled at the reference cell"
+        if profile.cause is not None:
+            return None, f"{name}: {profile.cause}"
+        found = ncu.main_kernel(profile.kernels).metrics.get(metric)
+        if found is None:
+            return None, f"{name} has no {metric}"
+        values.append(found.value)
+    if not values[1]:
+        return None, f"{metric} of {rung.parent} is 0"
+    return values[0] / values[1], None
 
 
 def _why_not(rung: Rung, step: Comparison | None, states: dict[str, ArmStats]) -> str:
@@ -360,10 +400,19 @@ def _why_not(rung: Rung, step: Comparison | None, states: dict[str, ArmStats]) -
 class Results:
     """A run's diagnosis, indexed for tables, figures and summary. The control arm is not among its arms."""
 
-    def __init__(self, records: Iterable[Diagnosis], ladder: Ladder) -> None:
+    def __init__(
+        self,
+        records: Iterable[Diagnosis],
+        ladder: Ladder,
+        profiles: Iterable[NcuRecord] = (),
+        gpu: Gpu | None = None,
+    ) -> None:
         self.ladder = ladder
+        self.gpu = gpu
         self.predictions: list[PredictionOutcome] = []
         self.roofs: dict[DtypeName, RoofRate] = {}
+        self._bottlenecks: dict[tuple[Cell, str], Bottlenecks] = {}
+        self.profiles = {(p.cell, p.arm): p for p in profiles}
         self._arms: dict[tuple[Cell, str], ArmStats] = {}
         self._comparisons: dict[tuple[Cell, str], dict[str, Comparison]] = defaultdict(dict)
         for record in records:
@@ -374,6 +423,8 @@ class Results:
                 self.roofs[record.dtype] = record
             elif isinstance(record, Comparison):
                 self._comparisons[record.cell, record.arm][record.other] = record
+            elif isinstance(record, Bottlenecks):
+                self._bottlenecks[record.cell, record.arm] = record
             else:
                 self.predictions.append(record)
         kinds = {name: arm.kind for (_, name), arm in self._arms.items()}
@@ -397,6 +448,17 @@ class Results:
         """Median device time, None unless timed."""
         arm = self.arm(cell, name)
         return arm.device_us.median if arm is not None and arm.device_us is not None else None
+
+    def bottlenecks(self, cell: Cell, name: str) -> Bottlenecks | None:
+        return self._bottlenecks.get((cell, name))
+
+    def counter(self, cell: Cell, name: str, metric: str) -> float | None:
+        """A counter of the arm's main kernel, in base units; None when it was not measured."""
+        profile = self.profiles.get((cell, name))
+        if profile is None or profile.cause is not None:
+            return None
+        found = ncu.main_kernel(profile.kernels).metrics.get(metric)
+        return found.value if found is not None else None
 
     def l2(self, cell: Cell) -> L2Mode:
         """The L2 state that the cell's samples started from."""
@@ -434,4 +496,5 @@ def load_results(run: RunDir, ladder: Ladder) -> Results:
         raise FlashladderError(
             f"{run.path} has no diagnosis: nothing was timed in it; run 'flashladder time --out {run.path}'"
         )
-    return Results(records, ladder)
+    name = run.info.machine.gpu
+    return Results(records, ladder, run.profiles(), gpu_named(name) if name else None)

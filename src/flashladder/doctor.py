@@ -11,6 +11,7 @@ from typing import Literal
 
 from flashladder import machine, paths
 from flashladder.errors import FlashladderError
+from flashladder.ncu import find_ncu
 from flashladder.toolchain import find_cuda_tool, find_cxx, find_ninja, find_nvcc
 
 NEEDED_DRIVER = {13: 580, 12: 570}
@@ -110,7 +111,7 @@ def profiling_denied(params: str, cap_eff: int) -> bool:
 
 
 def _ncu() -> Finding:
-    tool = find_cuda_tool("ncu")
+    tool = find_ncu()
     if tool is None:
         return Finding("ncu", "note", "missing: no profiles; install Nsight Compute or set CUDA_HOME")
     try:

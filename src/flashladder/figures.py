@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from flashladder import flops
+from flashladder import bottleneck, flops
 from flashladder.diagnose import Results
 from flashladder.model import ArmStats, Cell
 from flashladder.summary import champion
@@ -301,16 +301,15 @@ def _scale_axes(panels: Any, cells: Sequence[Cell], results: Results) -> None:
 
 def _variant_cells(results: Results) -> list[Cell]:
     """The cells of the reference's dtype in which a variant was compared with its parent."""
-    parents = {variant.id: variant.parent or "" for variant in results.ladder.variants}
     cells = [cell for cell in results.cells if cell.dtype == results.ladder.reference.dtype]
-    return [c for c in cells if any(results.comparison(c, name, parents[name]) for name in results.variants)]
+    return [c for c in cells if any(results.comparison(c, v.id, v.parent or "") for v in results.ladder.variants)]
 
 
 def _leave_one_out_alt(results: Results) -> str:
     cells = _variant_cells(results)
     if not cells:
         return "No variant was timed."
-    return f"Speed of {len(results.variants)} variants relative to their parent in {len(cells)} cells."
+    return f"Speed of {len(results.ladder.variants)} variants relative to their parent in {len(cells)} cells."
 
 
 def _leave_one_out(figure: Figure, results: Results) -> None:
@@ -319,7 +318,7 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
         figure.set_size_inches(7.2, 1.5)
         _say(figure.add_subplot(), _leave_one_out_alt(results))
         return
-    names = results.variants
+    names = [variant.id for variant in results.ladder.variants]
     figure.set_size_inches(7.2, 1.6 + 0.36 * len(names))
     axes = figure.add_subplot()
     parents = {variant.id: variant.parent or "" for variant in results.ladder.variants}
@@ -347,11 +346,192 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
     figure.legend(loc="outside upper center", ncols=3)
 
 
+# --- counters -------------------------------------------------------------------------------------------------------
+
+
+def _profiled(results: Results) -> list[str]:
+    """The rungs and peers with counters at the reference cell."""
+    cell = results.ladder.reference
+    return [name for name in (*results.rungs, *results.peers) if results.counter(cell, name, bottleneck.DURATION)]
+
+
+def _counters_alt(what: str) -> Callable[[Results], str]:
+    def alt(results: Results) -> str:
+        names = _profiled(results)
+        if not names:
+            return f"{what}: nothing was profiled at {shape(results.ladder.reference)}."
+        return f"{what} of {', '.join(names)} at {shape(results.ladder.reference)}."
+
+    return alt
+
+
+_STALLS_ALT = _counters_alt("Cycles a warp waits for each issued instruction, by reason,")
+_PIPES_ALT = _counters_alt("How busy pipes and memories are, in per cent of their peak,")
+
+
+def _rows(figure: Figure, results: Results, alt: str) -> tuple[Axes | None, list[str]]:
+    """Axes with a row for each profiled kernel, the first on top; None, and `alt` in their place, without any."""
+    names = _profiled(results)
+    figure.set_size_inches(7.2, 1.5 + 0.3 * len(names))
+    axes = figure.add_subplot()
+    if not names:
+        _say(axes, alt)
+        return None, names
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="x")
+    return axes, names
+
+
+def _stalls(figure: Figure, results: Results) -> None:
+    axes, names = _rows(figure, results, _STALLS_ALT(results))
+    if axes is None:
+        return
+    cell = results.ladder.reference
+    colours = itertools.cycle(itertools.product(("", "////"), PALETTE))
+    left = [0.0] * len(names)
+    for reason, (hatch, colour) in zip((*bottleneck.STALLS, "not_selected"), colours, strict=False):
+        widths = [results.counter(cell, name, bottleneck.stall(reason)) or 0.0 for name in names]
+        if any(widths):
+            label = reason.replace("_", " ")
+            axes.barh(range(len(names)), widths, left=left, color=colour, hatch=hatch, height=0.7, label=label)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_xlabel("cycles a warp waits for each issued instruction")
+    figure.legend(loc="outside upper center", ncols=5)
+
+
+_PIPE_LABELS = {
+    "tensor": bottleneck.TENSOR,
+    "FMA": bottleneck.FMA,
+    "ALU": bottleneck.ALU,
+    "MUFU": bottleneck.XU,
+    "issue": bottleneck.ISSUE,
+    "L1 and shared": bottleneck.L1,
+    "L2": bottleneck.L2,
+    "DRAM": bottleneck.DRAM,
+}
+
+
+def _pipes(figure: Figure, results: Results) -> None:
+    axes, names = _rows(figure, results, _PIPES_ALT(results))
+    if axes is None:
+        return
+    cell = results.ladder.reference
+    for (label, metric), marker, colour in zip(
+        _PIPE_LABELS.items(), itertools.cycle(MARKERS), itertools.cycle((*PALETTE, CHAMPION, BASELINE, GREY))
+    ):
+        points = [(v, row) for row, name in enumerate(names) if (v := results.counter(cell, name, metric)) is not None]
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, linestyle="none", marker=marker, markersize=5, color=colour, label=label)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of peak")
+    figure.legend(loc="outside upper center", ncols=4)
+
+
+# --- roofline -------------------------------------------------------------------------------------------------------
+
+
+def _roofline_points(results: Results, metric: str) -> list[tuple[str, Cell, float, float]]:
+    """(arm, cell, FLOP a byte of `metric`, TFLOP/s as timed) of what was profiled and timed."""
+    points = []
+    for (cell, name), _ in results.profiles.items():
+        moved, us = results.counter(cell, name, metric), results.median_us(cell, name)
+        if moved and us:
+            points.append((name, cell, flops.flops(cell) / moved, flops.flops(cell) / us / 1e6))
+    return points
+
+
+def _roofline_alt(results: Results) -> str:
+    points = _roofline_points(results, bottleneck.DRAM_BYTES)
+    if results.gpu is None or not points:
+        return "Roofline: nothing was profiled and timed on a GPU whose limits are declared."
+    return f"Roofline of {len({name for name, *_ in points})} kernels, over bytes of device memory and of L2."
+
+
+def _roofline(figure: Figure, results: Results) -> None:
+    gpu, panels = results.gpu, {"device memory": bottleneck.DRAM_BYTES, "L2": bottleneck.L2_BYTES}
+    if gpu is None or not _roofline_points(results, bottleneck.DRAM_BYTES):
+        figure.set_size_inches(7.2, 1.5)
+        _say(figure.add_subplot(), _roofline_alt(results))
+        return
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    figure.set_size_inches(7.2, 3.8)
+    clock = gpu.tensor_flops / gpu.tensor_flops_per_clk_sm / gpu.sms
+    roofs = {"tensor cores": gpu.tensor_flops, "FP32 FMA": 2 * gpu.fp32_fma_per_clk_sm * gpu.sms * clock}
+    if gpu.mma_sync_flops_per_clk_sm:
+        roofs["mma.sync"] = gpu.mma_sync_flops_per_clk_sm * gpu.sms * clock
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (label, metric) in zip(grid, panels.items(), strict=True):
+        for name, rate in roofs.items():
+            axes.axhline(rate / 1e12, color=BASELINE, linewidth=0.8, linestyle="--")
+            axes.text(1.0, rate / 1e12, name, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=7)
+        if metric == bottleneck.DRAM_BYTES:
+            knee = gpu.tensor_flops / gpu.dram_bytes_per_s
+            axes.plot([1, knee], [gpu.dram_bytes_per_s / 1e12, gpu.tensor_flops / 1e12], color=BASELINE, linewidth=1)
+        styles = _styles(results)
+        for name, _, intensity, rate in _roofline_points(results, metric):
+            style = styles.get(name, {"color": GREY, "marker": "."})
+            axes.plot(intensity, rate, linestyle="none", marker=style["marker"], color=style["color"], markersize=5)
+            axes.annotate(name, (intensity, rate), xytext=(3, 2), textcoords="offset points", fontsize=5)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.grid()
+        axes.set_title(f"bytes of {label}")
+    figure.supxlabel("FLOP a byte", fontsize=9)
+    figure.supylabel("TFLOP/s", fontsize=9)
+
+
+# --- predictions ----------------------------------------------------------------------------------------------------
+
+
+def _judged(results: Results) -> list[tuple[str, tuple[float, float], float]]:
+    return [(p.rung, p.expected, p.measured) for p in results.predictions if p.metric == "time" and p.measured]
+
+
+def _calibration_alt(results: Results) -> str:
+    judged = _judged(results)
+    inside = sum(low <= measured <= high for _, (low, high), measured in judged)
+    return f"Predicted and measured speed-up on the parent of {len(judged)} steps; {inside} lie in the predicted range."
+
+
+def _calibration(figure: Figure, results: Results) -> None:
+    """A row a step: the predicted interval as a bar, what was measured as a dot."""
+    judged = _judged(results)
+    figure.set_size_inches(7.2, 1.0 + 0.26 * max(len(judged), 2))
+    axes = figure.add_subplot()
+    if not judged:
+        _say(axes, _calibration_alt(results))
+        return
+    values = [x for _, interval, measured in judged for x in (*interval, measured)]
+    _time_axis(axes, values)
+    axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
+    for row, (_, (low, high), measured) in enumerate(judged):
+        axes.hlines(row, low, high, color=PALETTE[4], linewidth=6)
+        inside = low <= measured <= high
+        axes.plot(measured, row, marker="o", markersize=4, color=PALETTE[1] if inside else CHAMPION, zorder=3)
+    axes.axvline(1, color=BASELINE, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(judged)), [name for name, *_ in judged])
+    axes.set_ylim(len(judged) - 0.4, -0.6)
+    axes.set_xlabel("speed-up on the parent: predicted (bar) and measured (dot)")
+
+
 FIGURES = {
     "ladder": Plot(_ladder, _ladder_alt),
     "scaling": Plot(_scaling, _scaling_alt),
     "leave_one_out": Plot(_leave_one_out, _leave_one_out_alt),
+    "stalls": Plot(_stalls, _STALLS_ALT),
+    "pipes": Plot(_pipes, _PIPES_ALT),
+    "roofline": Plot(_roofline, _roofline_alt),
+    "calibration": Plot(_calibration, _calibration_alt),
 }
 """ladder: time of every rung at the reference cell, with each step's speed-up.
 leave_one_out: speed of each variant relative to its parent, a marker for each cell.
+stalls, pipes: what the warps wait for and how busy the pipes are, a row for each profiled kernel.
+roofline: rate over FLOP a byte of device memory and of L2, under the roofs of each family of instructions.
+calibration: predicted against measured speed-up of every step.
 scaling: TFLOP/s over sequence length in the headline set, a panel for each head dimension and mask."""

@@ -75,6 +75,24 @@ class _GpuFile(Record, frozen=True, kw_only=True):
     gpu: tuple[Gpu, ...]
 
 
+class _MoreMetrics(Record, frozen=True, kw_only=True):
+    archs: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+class Metrics(Record, frozen=True, kw_only=True):
+    """What the profiler is asked for (experiments/metrics.toml)."""
+
+    light: tuple[str, ...]
+    more: tuple[_MoreMetrics, ...] = ()
+
+    def names(self, arch: str) -> list[str]:
+        """The metrics that an architecture (sm_NN or sm_NNa) has, with those of the predictions."""
+        more = [name for entry in self.more if arch.rstrip("a") in entry.archs for name in entry.metrics]
+        predicted = [p.metric for r in load_ladder().rungs for p in r.predictions if p.metric != "time"]
+        return list(dict.fromkeys([*self.light, *more, *predicted]))
+
+
 @dataclass(frozen=True)
 class Ladder:
     """The rungs in order, the cell and baseline that the ladder's table is read at, and the leave-one-out variants."""
@@ -183,6 +201,11 @@ def load_shapes() -> dict[str, ShapeSet]:
 @cache
 def load_presets() -> dict[str, Preset]:
     return _load(paths.EXPERIMENTS / "presets.toml", dict[str, Preset])
+
+
+@cache
+def load_metrics() -> Metrics:
+    return _load(paths.EXPERIMENTS / "metrics.toml", Metrics)
 
 
 @cache

@@ -69,6 +69,11 @@ class Nvml:
         )
 
 
+def driver() -> str | None:
+    """The driver's version; None without one."""
+    return Nvml().read(lambda n, _: _text(n.nvmlSystemGetDriverVersion()))
+
+
 def gpu_name() -> str | None:
     """NVML's name of GPU 0; None without a GPU or driver."""
     return Nvml().read(lambda n, h: _text(n.nvmlDeviceGetName(h)))
@@ -137,7 +142,7 @@ def fingerprint() -> Machine:
         l2_bytes=l2_bytes,
         memory_bytes=read(lambda n, h: int(n.nvmlDeviceGetMemoryInfo(h).total)),
         vbios=read(lambda n, h: _text(n.nvmlDeviceGetVbiosVersion(h))),
-        driver=read(lambda n, _: _text(n.nvmlSystemGetDriverVersion())),
+        driver=driver(),
         cuda_driver=read(lambda n, _: _cuda_version(n.nvmlSystemGetCudaDriverVersion())),
         power_limit_w=read(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1000),
         max_sm_clock_mhz=read(lambda n, h: int(n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM))),

@@ -153,6 +153,8 @@ class Preset(Record, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     """Peers that are measured; all when empty."""
     roof: bool = True
+    profile: tuple[str, ...] = ()
+    """Ids of the shapes that `flashladder profile` takes: with the reference's dtype and mask."""
     variants: bool = False
     """Whether the leave-one-out variants are measured (experiments/ablation.toml)."""
 
@@ -170,6 +172,9 @@ class Gpu(Record, frozen=True, kw_only=True):
     tensor_flops: float
     """Dense fp16/bf16 FLOP/s with fp32 accumulation at the boost clock."""
     tensor_flops_per_clk_sm: int
+    mma_sync_flops_per_clk_sm: int | None = None
+    """Where mma.sync is slower than the tensor cores can be; None: it is not."""
+    fp32_fma_per_clk_sm: int
     registers_per_sm: int
     shared_bytes_per_sm: int
     shared_bytes_reserved_per_block: int
@@ -357,6 +362,52 @@ class Roof(Record, frozen=True, kw_only=True):
     """NVML's reading after each sample."""
 
 
+class Metric(Record, frozen=True, kw_only=True, array_like=True):
+    """A counter's value in base units (s, byte, hz, %, inst, ...); recorded as [value, unit]."""
+
+    value: float
+    unit: str
+
+
+class KernelProfile(Record, frozen=True, kw_only=True):
+    """Counters of one kernel launch."""
+
+    name: str
+    metrics: dict[str, Metric]
+
+
+ProfileCause = Literal[
+    "permission denied",
+    "no kernel",
+    "unknown metric",
+    "version mismatch",
+    "timeout",
+    "out of memory",
+    "not found",
+    "not checked",
+    "too slow",
+    "error",
+]
+
+
+class NcuRecord(Record, frozen=True, kw_only=True):
+    """One line of ncu.jsonl: the kernels that one call of an arm launched in one cell, or why there are no counters."""
+
+    arm: str
+    kind: Kind
+    sha256: str | None
+    cell: Cell
+    set: Literal["light", "full"]
+    ncu: str | None
+    """Version of Nsight Compute."""
+    kernels: tuple[KernelProfile, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Metrics that were asked for and that no kernel has."""
+    cause: ProfileCause | None = None
+    """None: profiled."""
+    reason: str | None = None
+
+
 # --- derived --------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +435,30 @@ class ArmStats(Record, frozen=True, tag="arm", kw_only=True):
     roofline_pct: float | None = None
     slow_samples: int | None = None
     """Samples above 1.1 x the median; they are counted, never removed."""
+
+
+class Finding(Record, frozen=True, kw_only=True):
+    """One thing that limits a kernel. `score` bounds the fraction of its time that mending it could save."""
+
+    rule: str
+    metric: str
+    value: float
+    threshold: float
+    score: float
+    fix: str
+
+
+class Bottlenecks(Record, frozen=True, tag="bottlenecks", kw_only=True):
+    """What the counters of one arm in one cell say, the largest score first."""
+
+    cell: Cell
+    arm: str
+    kernel: str
+    findings: tuple[Finding, ...]
+    inconclusive: dict[str, tuple[str, ...]] = {}
+    """Rule -> the metrics that it needs and that are missing."""
+    flagged: tuple[str, ...] = ()
+    """Percentages above 100, which no rule used."""
 
 
 class RoofRate(Record, frozen=True, tag="roof", kw_only=True):
@@ -425,4 +500,4 @@ class PredictionOutcome(Record, frozen=True, tag="prediction", kw_only=True):
     note: str | None = None
 
 
-Diagnosis = ArmStats | RoofRate | Comparison | PredictionOutcome
+Diagnosis = ArmStats | RoofRate | Comparison | Bottlenecks | PredictionOutcome

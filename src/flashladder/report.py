@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashladder import figures, stats, tables
+from flashladder import bottleneck, figures, stats, tables
 from flashladder.agreement import TOLERANCE
 from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, load_results
 from flashladder.errors import FlashladderError
@@ -133,6 +133,8 @@ def _report(document: _Document) -> str:
         "over the rung's, or the rung's counter over the parent's. It is confirmed when the confidence interval meets "
         "the expected interval.",
         markdown(tables.predictions(results)),
+        _image(document, "calibration"),
+        *_evidence(document),
         *_leave_one_out(document),
         *_peers(document),
         "## TFLOP/s by shape",
@@ -142,6 +144,38 @@ def _report(document: _Document) -> str:
         "## What has no numbers, and why",
         markdown(failures) if failures.rows else "Everything was timed in every cell.",
     )
+
+
+def _evidence(document: _Document) -> list[str]:
+    """What limits each kernel, by its counters."""
+    results = document.results
+    cells = list(dict.fromkeys(cell for cell, _ in results.profiles))
+    if not cells:
+        return ["## Evidence", "Nothing was profiled in this run: `flashladder profile` reads the counters."]
+    parts = [
+        "## Evidence",
+        "Counters of Nsight Compute, of one launch at the clocks as they are and from a cold cache; its durations are "
+        "not timings. A score bounds the fraction of the time that mending the finding could save; at most "
+        f"{bottleneck.MOST_FINDINGS} findings, fewer when fewer rules hold.",
+        _image(document, "stalls"),
+        _image(document, "pipes"),
+        _image(document, "roofline"),
+    ]
+    parts += _step_cards(document)
+    for cell in cells:
+        parts += [f"### {shape(cell)}, {cell.dtype}, {cell.mask}", markdown(tables.bottlenecks(results, cell))]
+    return parts
+
+
+def _step_cards(document: _Document) -> list[str]:
+    """What each step moved: counters and static instructions, the parent's beside the rung's."""
+    results, cell, arch = document.results, document.results.ladder.reference, document.info.machine.arch
+    parts = []
+    for rung in results.ladder.rungs:
+        both = (tables.counters_moved(results, rung, cell), tables.sass_diff(document.builds, rung, cell, arch))
+        if both[0].rows:
+            parts += [f"### {markdown_escape(rung.id)}: {markdown_escape(rung.change)}", *map(markdown, both)]
+    return parts
 
 
 def _leave_one_out(document: _Document) -> list[str]:

@@ -17,7 +17,7 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, Roof, RunInfo
+from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, NcuRecord, Roof, RunInfo
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ STAGES: dict[str, object] = {
     "agreement": Agreement,
     "roof": Roof,
     "timing": CellTiming,
+    "ncu": NcuRecord,
     "diagnosis": Diagnosis,
 }
 
@@ -68,6 +69,15 @@ class RunDir:
 
     def timings(self) -> list[CellTiming]:
         return list({r.cell.id: r for r in self._read("timing", CellTiming)}.values())
+
+    def profiles(self) -> list[NcuRecord]:
+        """A full set replaces a light one of the same binary and cell, not the other way round."""
+        kept: dict[tuple[str, str], NcuRecord] = {}
+        for r in self._read("ncu", NcuRecord):
+            old = kept.get((r.arm, r.cell.id))
+            if old is None or old.sha256 != r.sha256 or old.cause is not None or r.set == "full" or old.set == "light":
+                kept[r.arm, r.cell.id] = r
+        return list(kept.values())
 
     def diagnosis(self) -> list[Diagnosis]:
         return self._read("diagnosis", Diagnosis)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Literal
 
@@ -57,11 +58,27 @@ class PredictionRow(Record, frozen=True, kw_only=True):
     outcome: Literal["confirmed", "refuted", "not measured"]
 
 
+class FindingRow(Record, frozen=True, kw_only=True):
+    """One finding on a rung's or peer's counters; rank 1 could save the most."""
+
+    rung: str
+    shape: Shape
+    dtype: DtypeName
+    causal: bool
+    rank: int
+    rule: str
+    metric: str
+    value: float
+    threshold: float
+    score: float
+
+
 class Summary(Record, frozen=True, kw_only=True):
     run: RunSummary
     aliases: dict[str, str]
     rows: tuple[Row, ...]
     predictions: tuple[PredictionRow, ...]
+    findings: tuple[FindingRow, ...] = ()
 
 
 def summary(run: RunDir, ladder: Ladder) -> Summary:
@@ -88,7 +105,26 @@ def summary(run: RunDir, ladder: Ladder) -> Summary:
             PredictionRow(rung=p.rung, metric=p.metric, expected=p.expected, measured=p.measured, outcome=p.outcome)
             for p in results.predictions
         ),
+        findings=tuple(_findings(results)),
     )
+
+
+def _findings(results: Results) -> Iterator[FindingRow]:
+    for cell, name in results.profiles:
+        found = results.bottlenecks(cell, name)
+        for rank, f in enumerate(found.findings if found is not None else (), 1):
+            yield FindingRow(
+                rung=name,
+                shape=cell.shape,
+                dtype=cell.dtype,
+                causal=cell.causal,
+                rank=rank,
+                rule=f.rule,
+                metric=f.metric,
+                value=f.value,
+                threshold=f.threshold,
+                score=f.score,
+            )
 
 
 def to_json(value: Summary) -> str:

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from flashladder import flops
+from flashladder import flops, ncu
 from flashladder.diagnose import Results
 from flashladder.ladder import Ladder, gpu_named
 from flashladder.model import (
@@ -22,6 +22,7 @@ from flashladder.model import (
     Comparison,
     KernelResources,
     PredictionOutcome,
+    Rung,
     RunInfo,
 )
 from flashladder.native import kernel_head_dim
@@ -414,13 +415,77 @@ def predictions(results: Results) -> Table:
             p.rung,
             p.metric,
             _expected(p),
-            NOT_MEASURED if p.measured is None or p.ci is None else interval(p.measured, p.ci),
+            _measured_ratio(p),
             p.outcome,
             "; ".join(_notes(results, p)) or NOT_APPLICABLE,
         )
         for p in results.predictions
     ]
     return Table(("rung", "metric", "expected ratio", "measured", "outcome", "note"), tuple(rows))
+
+
+def _measured_ratio(p: PredictionOutcome) -> str:
+    """With its interval where there is one: a counter is read once."""
+    if p.measured is None:
+        return NOT_MEASURED
+    return number(p.measured) if p.ci is None else interval(p.measured, p.ci)
+
+
+def bottlenecks(results: Results, cell: Cell) -> Table:
+    """What limits each profiled arm of a cell: a row a finding, or one that says why there is none."""
+    rows = []
+    for name in (*results.rungs, *results.variants, *results.peers):
+        found = results.bottlenecks(cell, name)
+        profile = results.profiles.get((cell, name))
+        if found is None:
+            if profile is not None:
+                rows.append((name, NOT_MEASURED, *(NOT_APPLICABLE,) * 4, f"{profile.cause}: {profile.reason}"))
+            continue
+        for finding in found.findings:
+            values = (finding.metric, number(finding.value), number(finding.threshold), number(finding.score))
+            rows.append((name, finding.rule, *values, finding.fix))
+        if not found.findings:
+            rows.append((name, "no finding", *(NOT_APPLICABLE,) * 5))
+        if found.inconclusive:
+            lacking = sorted({metric for metrics in found.inconclusive.values() for metric in metrics})
+            rows.append((name, "inconclusive", *(NOT_APPLICABLE,) * 4, f"missing: {', '.join(lacking)}"))
+    return Table(("kernel", "rule", "metric", "value", "threshold", "could save at most", "what to do"), tuple(rows))
+
+
+MOST_MOVED = 8
+LEAST_MOVED = 1.05
+"""A counter that changed by less is not shown."""
+
+
+def counters_moved(results: Results, rung: Rung, cell: Cell) -> Table:
+    """The counters that moved most from the parent to the rung, the largest factor first."""
+    columns = ("counter", rung.parent or "", rung.id, "ratio")
+    profiles = [results.profiles.get((cell, name)) for name in (rung.parent or "", rung.id)]
+    if any(p is None or p.cause is not None for p in profiles):
+        return Table(columns, ())
+    before, after = (ncu.main_kernel(p.kernels).metrics for p in profiles if p is not None)
+    moved = []
+    for name in before.keys() & after.keys():
+        a, b = before[name].value, after[name].value
+        if a > 0 and b > 0 and max(a, b) / min(a, b) >= LEAST_MOVED:
+            moved.append((abs(math.log(b / a)), name, a, b))
+    moved.sort(reverse=True)
+    rows = [(name, number(a), number(b), number(b / a)) for _, name, a, b in moved[:MOST_MOVED]]
+    return Table(columns, tuple(rows))
+
+
+def sass_diff(builds: Sequence[BuildRecord], rung: Rung, cell: Cell, arch: str | None) -> Table:
+    """The opcodes whose static count changed most between the parent's kernel and the rung's."""
+    columns = ("opcode", rung.parent or "", rung.id, "difference")
+    by_id = {b.rung: b for b in builds}
+    kernels = [resources(by_id[name], cell, arch) for name in (rung.parent or "", rung.id) if name in by_id]
+    if len(kernels) != 2 or kernels[0] is None or kernels[1] is None:
+        return Table(columns, ())
+    before, after = kernels[0].sass, kernels[1].sass
+    counts = [(op, before.get(op, 0), after.get(op, 0)) for op in before.keys() | after.keys()]
+    changed = sorted((c for c in counts if c[1] != c[2]), key=lambda c: (-abs(c[2] - c[1]), c[0]))
+    rows = [(op, str(a), str(b), f"{b - a:+d}") for op, a, b in changed[:MOST_MOVED]]
+    return Table(columns, tuple(rows))
 
 
 def _notes(results: Results, p: PredictionOutcome) -> list[str]:

@@ -53,7 +53,9 @@ def test_another_directory_gets_the_same_flat_and_no_readme(files: dict[str, byt
 
 
 def test_links_lead_to_generated_files(files: dict[str, bytes], flat: dict[str, bytes]) -> None:
-    assert links(files["OPTIMIZATION_REPORT.md"]) == {"paper/generated/ladder.svg", "paper/generated/scaling.svg"}
+    assert links(files["OPTIMIZATION_REPORT.md"]) == {
+        f"paper/generated/{name}.svg" for name in ("ladder", "calibration", "scaling")
+    }
     assert links(files["README.md"]) == {"paper/generated/ladder.svg", "OPTIMIZATION_REPORT.md"}
     assert links(files["README.md"]) <= set(files)
     assert links(flat["report.md"]) <= set(flat)

@@ -37,7 +37,7 @@ def parsed(run: RunDir) -> Any:
 
 
 def test_keys_are_those_documented(parsed: Any) -> None:
-    assert list(parsed) == ["run", "aliases", "rows", "predictions"]
+    assert list(parsed) == ["run", "aliases", "rows", "predictions", "findings"]
     assert set(parsed["run"]) == {"id", "gpu", "arch", "date", "commit", "pinned"}
     row_keys = {"name", "kind", "set", "shape", "dtype", "causal", "status", "reason"}
     row_keys |= {"device_us", "host_us", "tflops", "roofline_pct", "ratios"}

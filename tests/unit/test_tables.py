@@ -237,7 +237,11 @@ def test_predictions_table(results: Results) -> None:
     rows = {row[:2]: row for row in tables.predictions(results).rows}
     assert rows["r05_swizzle", "time"][2] == "1.2 to 2"
     assert rows["r05_swizzle", "time"][4:] == ("confirmed", "-")
-    assert rows["r05_swizzle", "smsp__x.sum"][3:] == ("not measured", "not measured", "needs the profiling stage")
+    assert rows["r05_swizzle", "smsp__x.sum"][3:] == (
+        "not measured",
+        "not measured",
+        "r05_swizzle was not profiled at the reference cell",
+    )
 
 
 def test_machine_shows_every_field_and_unknown_ones(run: RunDir) -> None:

@@ -1,0 +1,176 @@
+"""The profiling stage around a stand-in for ncu: what is recorded, what is not redone, what stops it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flashladder import ncu, paths, profiling, stages, tables
+from flashladder.arms import ArmSpec
+from flashladder.bottleneck import GRID
+from flashladder.diagnose import Results, diagnose
+from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
+from flashladder.ladder import Metrics, load_ladder
+from flashladder.model import CheckRecord, NcuRecord
+from flashladder.rundir import RunDir
+from tests.unit import synthetic as made
+
+METRICS = Metrics(light=("gpu__time_duration.sum", GRID, "no_such.metric"))
+STUB = """#!{python}
+import json, sys
+arguments = sys.argv[1:]
+if "--version" in arguments:
+    print("Version 2025.3.1.0 (build 1)")
+elif any(a.startswith("--import=") for a in arguments):
+    print(open({csv!r}).read())
+else:
+    arm = json.loads(sys.stdin.read())["arm"]["name"]
+    open({calls!r}, "a").write(arm + "\\n")
+    report = next(a for a in arguments if a.startswith("--export=")).split("=", 1)[1]
+    if "denied" in arm:
+        print("==ERROR== ERR_NVGPUCTRPERM")
+    elif "empty" in arm:
+        print("==WARNING== No kernels were profiled.")
+    elif "crash" in arm:
+        sys.exit("Segmentation fault")
+    else:
+        open(report, "w").write("report")
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in is installed; the file of the arms that it was called for."""
+    called = tmp_path / "calls"
+    called.write_text("")
+    tool = tmp_path / "ncu"
+    csv = paths.ROOT / "tests" / "fixtures" / "ncu-raw.csv"
+    tool.write_text(STUB.format(python=sys.executable, csv=str(csv), calls=str(called)))
+    tool.chmod(0o755)
+    monkeypatch.setattr(ncu, "find_ncu", lambda: tool)
+    return called
+
+
+def _spec(name: str, sha256: str = "aa") -> ArmSpec:
+    return ArmSpec(name=name, kind="rung", library="x.so", sha256=sha256)
+
+
+def _run(path: Path, *specs: ArmSpec) -> RunDir:
+    run = RunDir(path / "run")
+    for spec in specs:
+        passed: CheckRecord = msgspec.structs.replace(made.check(spec.name), sha256=spec.sha256)
+        run.append("check", passed)
+    return run
+
+
+Profile = Callable[..., list[NcuRecord]]
+
+
+def _profile(
+    run: RunDir, *specs: ArmSpec, rates: dict[str, float] | None = None, full: bool = False
+) -> list[NcuRecord]:
+    return profiling.profile_cells(run, specs, [made.REFERENCE], METRICS, "sm_90a", rates or {}, full=full, limit_s=30)
+
+
+def test_a_profile_is_recorded_with_units_and_what_is_missing(tmp_path: Path, calls: Path) -> None:
+    spec = _spec("r04_vector_io")
+    (record,) = _profile(_run(tmp_path, spec), spec)
+    assert (record.cause, record.ncu, record.set) == (None, "2025.3.1.0", "light")
+    assert "no_such.metric" in record.missing
+    assert record.kernels[0].metrics["gpu__time_duration.sum"].unit == "s"
+    assert list((tmp_path / "run" / "ncu").glob("r04_vector_io-*-light.ncu-rep"))
+
+
+def test_a_failing_arm_does_not_stop_the_rest_and_nothing_is_done_twice(tmp_path: Path, calls: Path) -> None:
+    specs = [_spec(name) for name in ("r01_empty", "r02_crash", "r03_good")]
+    run = _run(tmp_path, *specs)
+    causes = {r.arm: r.cause for r in _profile(run, *specs)}
+    assert causes == {"r01_empty": "no kernel", "r02_crash": "error", "r03_good": None}
+    _profile(run, *specs)
+    assert calls.read_text().split() == [s.name for s in specs]
+    rebuilt = _spec("r03_good", "bb")
+    run.append("check", msgspec.structs.replace(made.check(rebuilt.name), sha256="bb"))
+    _profile(run, rebuilt)
+    assert calls.read_text().split()[3:] == ["r03_good"]
+
+
+def test_a_full_profile_replaces_a_light_one_and_serves_for_it(tmp_path: Path, calls: Path) -> None:
+    spec = _spec("r03_good")
+    run = _run(tmp_path, spec)
+    _profile(run, spec)
+    assert [r.set for r in _profile(run, spec, full=True)] == ["full"]
+    assert [r.set for r in _profile(run, spec)] == ["full"]
+    assert len(calls.read_text().split()) == 2
+
+
+def test_denied_counters_end_the_stage_with_its_own_exit_code_and_a_record(tmp_path: Path, calls: Path) -> None:
+    specs = [_spec("r01_denied"), _spec("r02_good")]
+    run = _run(tmp_path, *specs)
+    with pytest.raises(FlashladderError, match="NVreg_RestrictProfilingToAdminUsers=0") as caught:
+        _profile(run, *specs)
+    assert caught.value.exit_code is Exit.PROFILER_DENIED
+    assert [(r.arm, r.cause) for r in run.profiles()] == [("r01_denied", "permission denied")]
+    results = Results([], made.LADDER, run.profiles())
+    assert results.counter(made.REFERENCE, "r01_denied", GRID) is None
+
+
+def test_what_did_not_pass_the_gate_or_would_take_too_long_is_not_started(tmp_path: Path, calls: Path) -> None:
+    unchecked, slow = _spec("r01_unchecked"), _spec("r02_slow")
+    run = _run(tmp_path, slow)
+    records = _profile(run, unchecked, slow, rates={"r02_slow/64": 1e-8})
+    assert [(r.arm, r.cause) for r in records] == [("r01_unchecked", "not checked"), ("r02_slow", "too slow")]
+    assert calls.read_text() == ""
+
+
+def test_without_ncu_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "find_ncu", lambda: None)
+    with pytest.raises(EnvironmentInvalidError, match="no Nsight Compute"):
+        _profile(_run(tmp_path), _spec("r03_good"))
+
+
+def test_ncu_is_found_in_the_install_roots_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("2024.3.2", "2025.3.1", "2025.10.0"):
+        folder = tmp_path / "opt" / version
+        folder.mkdir(parents=True)
+        (folder / "ncu").write_text("")
+    monkeypatch.setattr(ncu, "find_cuda_tool", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(ncu, "ROOTS", (f"{tmp_path}/opt/*",))
+    ncu.find_ncu.cache_clear()
+    assert ncu.find_ncu() == tmp_path / "opt" / "2025.10.0" / "ncu"
+    ncu.find_ncu.cache_clear()
+
+
+def test_counters_confirm_or_refute_predictions_and_the_tables_never_say_zero(tmp_path: Path, calls: Path) -> None:
+    """The stand-in gives every rung the counters of r04_vector_io's kernel, so every ratio is 1."""
+    run = made.write_run(tmp_path / "run", [made.timing(made.REFERENCE)])
+    metric = "smsp__inst_executed.sum"
+    rungs = list(made.RUNGS)
+    prediction = msgspec.structs.replace(rungs[5].predictions[1], metric=metric, ratio=(0.0, 1.0))
+    rungs[5] = msgspec.structs.replace(rungs[5], predictions=(prediction,))
+    ladder = type(made.LADDER)(rungs=tuple(rungs), reference=made.REFERENCE, baseline=made.BASELINE)
+    before = diagnose(run, ladder)
+    assert [r.outcome for r in before if getattr(r, "metric", "") == metric] == ["not measured"]  # type: ignore[union-attr]
+    specs = [ArmSpec(name=r.id, kind="rung", library="x.so", sha256=f"sha-{r.id}") for r in (rungs[3], rungs[5])]
+    metrics = Metrics(light=("gpu__time_duration.sum", metric))
+    profiling.profile_cells(run, specs, [made.REFERENCE], metrics, "sm_90a", {})
+    results = Results(diagnose(run, ladder), ladder, run.profiles())
+    (outcome,) = (p for p in results.predictions if p.metric == metric)
+    assert (outcome.outcome, outcome.measured) == ("confirmed", 1.0)
+    row = next(row for row in tables.predictions(results).rows if row[1] == metric)
+    assert row[3:5] == ("1.00", "confirmed")
+    limits = tables.bottlenecks(results, made.REFERENCE)
+    assert {row[0] for row in limits.rows} == {specs[0].name, specs[1].name}
+    assert any(row[1] == "inconclusive" and "dram__bytes.sum" in row[6] for row in limits.rows)
+    moved = tables.counters_moved(results, rungs[5], made.REFERENCE)
+    assert moved.rows == ()
+
+
+def test_the_stage_is_told_how_fast_each_arm_was(tmp_path: Path) -> None:
+    run = made.write_run(tmp_path / "run", [made.timing(made.REFERENCE)])
+    assert stages.known_rates(run)["r05_swizzle/64"] > 0
+    assert load_ladder().reference.shape.head_dim == 64
