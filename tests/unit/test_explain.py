@@ -18,9 +18,7 @@ REAL = ladder.load_ladder()
 LADDER = dataclasses.replace(
     made.LADDER,
     rungs=tuple(
-        msgspec.structs.replace(
-            r, source=REAL[r.id].source, finding="because of *this*" if r.id == "r02_grid" else None
-        )
+        msgspec.structs.replace(r, source=REAL[r.id].source, finding="of *this*" if r.id == "r03_warp_reduce" else None)
         for r in made.RUNGS
     ),
 )
