@@ -37,7 +37,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Delete every synchronisation of every rung; the emulator must notice each."""
+    """Delete every synchronisation of every rung, which the emulator must notice; and run every variant on it."""
     _install(session)
     session.run("pytest", "-n", "auto", "-m", "mutants", *session.posargs)
 

@@ -24,6 +24,7 @@ from flashladder.model import (
     L2Mode,
     Machine,
     Mask,
+    MetricSet,
     NcuRecord,
     Preset,
     Rung,
@@ -146,7 +147,7 @@ class Session:
             ladder = replace(ladder, variant_shapes=tuple({cell.shape.id for cell in self.cells}))
         time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
 
-    def profile(self, *, full: bool, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:
+    def profile(self, *, metric_set: MetricSet, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:
         """Profile the chosen cells; raises as profiling.profile_cells() does."""
         return profile_cells(
             self.run,
@@ -155,7 +156,7 @@ class Session:
             load_metrics(),
             machine.gpu_arch() or "",
             known_rates(self.run),
-            full=full,
+            metric_set=metric_set,
             launches=launches,
             limit_s=limit_s,
             seed=self.seed,

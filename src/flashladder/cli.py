@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from tabulate import tabulate
@@ -19,7 +19,7 @@ from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
 from flashladder.ladder import load_ladder, load_presets
-from flashladder.model import DTYPES, MASKS, Prediction
+from flashladder.model import DTYPES, MASKS, MetricSet, Prediction
 from flashladder.ninja import Progress
 from flashladder.stages import build_rungs
 
@@ -268,24 +268,26 @@ def peers(**kwargs: Any) -> None:
 @_cell_filters
 @_gpu_options
 @click.option(
-    "--set", "metric_set", type=click.Choice(["light", "full"]), default="light", show_default=True, help="Metrics."
+    "--set", "metric_set", type=click.Choice(get_args(MetricSet)), default="light", show_default=True, help="Metrics."
 )
 @click.option("--launches", type=click.IntRange(min=1), default=1, show_default=True, help="Calls that are profiled.")
 @click.option("--limit", type=float, default=120.0, show_default=True, help="Seconds for one arm in one cell.")
-def profile(metric_set: str, launches: int, limit: float, **kwargs: Any) -> None:
+def profile(metric_set: MetricSet, launches: int, limit: float, **kwargs: Any) -> None:
     """Profile with Nsight Compute what passed the gate, and say what limits it.
 
-    Without --shape: the preset's few shapes, at the reference's type and mask.
+    Without --shape: the preset's few shapes, at the reference's type and mask. `--set times` needs no permission.
     """
     session = ablation.open_session(ablation.profile_selection(_selection(kwargs)))
     with _bar("build", "step") as progress:
         session.build(progress)
     with _bar("check", "case") as progress:
         session.check(progress)
-    with _bar("profile", "kernel") as progress:
-        session.profile(full=metric_set == "full", launches=launches, limit_s=limit, progress=progress)
-    session.diagnose()
-    click.echo(ablation.bottleneck_table(session.run))
+    try:
+        with _bar("profile", "kernel") as progress:
+            session.profile(metric_set=metric_set, launches=launches, limit_s=limit, progress=progress)
+    finally:
+        session.diagnose()
+        click.echo(ablation.bottleneck_table(session.run))
     click.echo(f"records: {session.run.path}")
 
 

@@ -376,6 +376,9 @@ class KernelProfile(Record, frozen=True, kw_only=True):
     metrics: dict[str, Metric]
 
 
+MetricSet = Literal["light", "full", "times"]
+"""times: what CUPTI tells without counters: durations and launch shapes."""
+
 ProfileCause = Literal[
     "permission denied",
     "no kernel",
@@ -383,7 +386,6 @@ ProfileCause = Literal[
     "version mismatch",
     "timeout",
     "out of memory",
-    "not found",
     "not checked",
     "too slow",
     "error",
@@ -397,9 +399,9 @@ class NcuRecord(Record, frozen=True, kw_only=True):
     kind: Kind
     sha256: str | None
     cell: Cell
-    set: Literal["light", "full"]
+    set: MetricSet
     ncu: str | None
-    """Version of Nsight Compute."""
+    """Version of Nsight Compute; None for what CUPTI told."""
     kernels: tuple[KernelProfile, ...] = ()
     missing: tuple[str, ...] = ()
     """Metrics that were asked for and that no kernel has."""

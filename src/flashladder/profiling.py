@@ -1,36 +1,50 @@
 """The profiling stage: Nsight Compute around a child process that makes exactly the requested calls.
 
 `python -m flashladder.profiling` is that child: it reads one job on stdin and profiles between cudaProfilerStart and
-Stop alone, so that what prepares a call is not counted.
+Stop alone, so that what prepares a call is not counted. Without permission to read counters it tells, through CUPTI,
+how long each kernel took and how it was launched.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod, sqrt
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from flashladder import flops, machine, ncu
 from flashladder.arms import ArmSpec, open_arm
+from flashladder.bottleneck import DURATION, GRID
 from flashladder.check import refusal
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Metrics
-from flashladder.model import Cell, NcuRecord, ProfileCause, Record
+from flashladder.model import Cell, KernelProfile, Metric, MetricSet, NcuRecord, ProfileCause, Record
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 
-PASSES = {False: 25, True: 40}
-"""Replays of a launch that the light and the full set take."""
+PASSES: dict[MetricSet, int] = {"times": 1, "light": 25, "full": 40}
+"""Replays of a launch that a set takes, about."""
+TRACE_FIELDS = (
+    ("grid", GRID, ""),
+    ("block", "launch__block_size", ""),
+    ("registers per thread", "launch__registers_per_thread", "register/thread"),
+    ("shared memory", "launch__shared_mem_per_block", "byte/block"),
+)
+"""PyTorch's name of a launch's property, ours, and the unit."""
 
 
 class ProfileJob(Record, frozen=True, kw_only=True):
     arm: ArmSpec
     cell: Cell
+    set: MetricSet
     launches: int
     seed: int
 
@@ -50,14 +64,57 @@ def main() -> None:
     o = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device="cuda")
     arm = open_arm(job.arm)
-    with arm.context():
+
+    def call() -> None:
         arm(q, k, v, o, lse, 1 / sqrt(s.head_dim), job.cell.causal)
+
+    with arm.context():
+        call()
         torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStart()
-        for _ in range(job.launches):
-            arm(q, k, v, o, lse, 1 / sqrt(s.head_dim), job.cell.causal)
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()
+        with _cupti() if job.set == "times" else _nsight():
+            for _ in range(job.launches):
+                call()
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def _nsight() -> Iterator[None]:
+    """What ncu counts."""
+    import torch
+
+    torch.cuda.cudart().cudaProfilerStart()
+    yield
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+@contextmanager
+def _cupti() -> Iterator[None]:
+    """Prints the kernels as JSON: through PyTorch's profiler, which needs no permission."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with tempfile.TemporaryDirectory() as folder:
+        with record(activities=[ProfilerActivity.CUDA]) as recorded:
+            yield
+        trace = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(trace))
+        print(msgspec.json.encode(kernels_of(json.loads(trace.read_text())["traceEvents"])).decode())
+
+
+def kernels_of(events: Sequence[Mapping[str, Any]]) -> tuple[KernelProfile, ...]:
+    """The kernels of a Chrome trace as PyTorch writes it; a field that it lacks is a metric less."""
+    kernels = []
+    for event in events:
+        if event.get("cat") != "kernel":
+            continue
+        details = event.get("args", {})
+        metrics = {DURATION: Metric(value=float(event["dur"]) * 1e-6, unit="s")}
+        for field, name, unit in TRACE_FIELDS:
+            if field in details:
+                value = details[field]
+                metrics[name] = Metric(value=float(prod(value) if isinstance(value, list) else value), unit=unit)
+        kernels.append(KernelProfile(name=str(event["name"]).split("(")[0], metrics=metrics))
+    return tuple(kernels)
 
 
 def profile_cells(
@@ -68,7 +125,7 @@ def profile_cells(
     arch: str,
     rates: Mapping[str, float],
     *,
-    full: bool = False,
+    metric_set: MetricSet = "light",
     launches: int = 1,
     limit_s: float = 120.0,
     seed: int = 0,
@@ -76,67 +133,108 @@ def profile_cells(
 ) -> list[NcuRecord]:
     """Profile what is not recorded; an arm that cannot be is a record with its cause. Returns all records.
 
-    `rates`: least seconds a FLOP by arm/head_dim; what would not end within `limit_s` is not started.
+    `rates`: least seconds a FLOP by arm/head_dim; what would not end within `limit_s` is not started. When counters are
+    denied, what CUPTI tells without them is recorded in their place.
     Raises EnvironmentInvalidError without Nsight Compute, FlashladderError (exit code 31) when counters are denied.
     """
-    tool = ncu.find_ncu()
-    if tool is None:
-        raise EnvironmentInvalidError("no Nsight Compute (ncu) in PATH, CUDA_HOME or /opt/nvidia; install it")
-    found = ncu.version(subprocess.run([tool, "--version"], capture_output=True, text=True).stdout)
+    tool = ncu.find_ncu() if metric_set != "times" else None
+    if tool is None and metric_set != "times":
+        raise EnvironmentInvalidError(
+            "no Nsight Compute (ncu) in PATH, CUDA_HOME or /opt/nvidia; install it, or take '--set times'"
+        )
+    profiler = _Profiler(run, tool, metrics.names(arch), launches, limit_s, seed)
     checks = run.checks()
-    done = {(r.arm, r.sha256, r.cell, r.set == "full") for r in run.profiles()}
     items = [(spec, cell) for cell in cells for spec in specs if spec.absence is None]
-    names = metrics.names(arch)
+    denied: str | None = None
     for number, (spec, cell) in enumerate(items):
         progress(number, len(items), f"{spec.name} {cell.shape.id}")
-        if {(spec.name, spec.sha256, cell, full), (spec.name, spec.sha256, cell, True)} & done:
+        wanted: MetricSet = "times" if denied else metric_set
+        if _holds(run.profiles(), spec, cell, wanted):
             continue
-
-        empty = NcuRecord(
-            arm=spec.name,
-            kind=spec.kind,
-            sha256=spec.sha256,
-            cell=cell,
-            set="full" if full else "light",
-            ncu=found,
-        )
-        estimate = rates.get(f"{spec.name}/{cell.shape.head_dim}", 0.0) * flops.flops(cell) * PASSES[full] * launches
+        empty = profiler.empty(spec, cell, wanted)
+        estimate = rates.get(f"{spec.name}/{cell.shape.head_dim}", 0.0) * flops.flops(cell) * PASSES[wanted] * launches
         if (no := refusal(checks, spec.name, spec.sha256, cell)) is not None:
             run.append("ncu", _without(empty, "not checked", no[1]))
         elif estimate > limit_s:
             reason = f"its replays would take {estimate:.0f} s, the limit is {limit_s:g} s"
             run.append("ncu", _without(empty, "too slow", reason))
         else:
-            report = run.path.resolve() / "ncu" / f"{spec.name}-{cell.id}-{'full' if full else 'light'}.ncu-rep"
-            report.parent.mkdir(parents=True, exist_ok=True)
-            job = msgspec.json.encode(ProfileJob(arm=spec, cell=cell, launches=launches, seed=seed))
-            child = (sys.executable, "-m", "flashladder.profiling")
-            ended = ncu.run_ncu(ncu.command(tool, report, names, full, child), job, limit_s)
-            run.append("ncu", _judged(empty, ended, tool, report, names, limit_s))
-            if (last := run.profiles()[-1]).cause == "permission denied":
-                error = FlashladderError(f"profiling is not permitted: {last.reason}")
-                error.exit_code = Exit.PROFILER_DENIED
-                raise error
+            record = profiler.profile(spec, empty)
+            run.append("ncu", record)
+            if record.cause == "permission denied":
+                denied = record.reason
+                run.append("ncu", profiler.profile(spec, profiler.empty(spec, cell, "times")))
     progress(len(items), len(items), "")
+    if denied is not None:
+        error = FlashladderError(f"counters are denied, times alone were recorded: {denied}")
+        error.exit_code = Exit.PROFILER_DENIED
+        raise error
     return run.profiles()
+
+
+def _holds(profiles: Sequence[NcuRecord], spec: ArmSpec, cell: Cell, wanted: MetricSet) -> bool:
+    """Whether there is a profile of that binary and cell with what is wanted; a failed one is tried again."""
+    return any(
+        (p.arm, p.sha256, p.cell) == (spec.name, spec.sha256, cell)
+        and p.cause is None
+        and PASSES[p.set] >= PASSES[wanted]
+        for p in profiles
+    )
+
+
+class _Profiler:
+    """Runs the child, alone or under Nsight Compute, and judges what it left."""
+
+    def __init__(
+        self, run: RunDir, tool: Path | None, names: Sequence[str], launches: int, limit_s: float, seed: int
+    ) -> None:
+        self.tool, self.names, self.launches, self.limit_s, self.seed = tool, names, launches, limit_s, seed
+        self.folder = run.path.resolve() / "ncu"
+        self.version = None
+        if tool is not None:
+            printed = subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+            self.version = ncu.version(printed)
+
+    def empty(self, spec: ArmSpec, cell: Cell, metric_set: MetricSet) -> NcuRecord:
+        version = None if metric_set == "times" else self.version
+        return NcuRecord(arm=spec.name, kind=spec.kind, sha256=spec.sha256, cell=cell, set=metric_set, ncu=version)
+
+    def profile(self, spec: ArmSpec, empty: NcuRecord) -> NcuRecord:
+        job = ProfileJob(arm=spec, cell=empty.cell, set=empty.set, launches=self.launches, seed=self.seed)
+        child = (sys.executable, "-m", "flashladder.profiling")
+        if empty.set == "times" or self.tool is None:
+            return self._times(empty, ncu.run_ncu(child, msgspec.json.encode(job), self.limit_s))
+        report = self.folder / f"{spec.name}-{empty.cell.id}-{empty.set}.ncu-rep"
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.unlink(missing_ok=True)  # one of an earlier try would be taken for this one's
+        command = ncu.command(self.tool, report, self.names, empty.set == "full", child)
+        return self._counters(empty, ncu.run_ncu(command, msgspec.json.encode(job), self.limit_s), self.tool, report)
+
+    def _times(self, empty: NcuRecord, ended: ncu.Run) -> NcuRecord:
+        if (fault := ncu.fault(ended, self.limit_s)) is not None:
+            return _without(empty, *fault)
+        try:
+            kernels = msgspec.json.decode(ended.output.strip().splitlines()[-1], type=tuple[KernelProfile, ...])
+        except (IndexError, msgspec.DecodeError):
+            return _without(empty, "error", "the child printed no kernels")
+        return self._filled(empty, kernels)
+
+    def _counters(self, empty: NcuRecord, ended: ncu.Run, tool: Path, report: Path) -> NcuRecord:
+        """ncu's exit code tells little: the report's content does."""
+        if (fault := ncu.fault(ended, self.limit_s)) is not None:
+            cause, reason = fault
+            versions = f" (ncu {self.version}, driver {machine.driver()})" if cause == "version mismatch" else ""
+            return _without(empty, cause, reason + versions)
+        return self._filled(empty, ncu.read_report(tool, report, self.names) if report.exists() else ())
+
+    def _filled(self, empty: NcuRecord, kernels: tuple[KernelProfile, ...]) -> NcuRecord:
+        if not kernels:
+            return _without(empty, "no kernel", "no kernel was seen")
+        return msgspec.structs.replace(empty, kernels=kernels, missing=ncu.missing(kernels, self.names))
 
 
 def _without(record: NcuRecord, cause: ProfileCause, reason: str) -> NcuRecord:
     return msgspec.structs.replace(record, cause=cause, reason=reason)
-
-
-def _judged(
-    record: NcuRecord, ended: ncu.Run, tool: Path, report: Path, names: Sequence[str], limit_s: float
-) -> NcuRecord:
-    """The record with what the report holds. ncu's exit code tells little: the report's content does."""
-    if (fault := ncu.fault(ended, limit_s)) is not None:
-        cause, reason = fault
-        versions = f" (ncu {record.ncu}, driver {machine.driver()})" if cause == "version mismatch" else ""
-        return _without(record, cause, reason + versions)
-    kernels = ncu.read_report(tool, report, names) if report.exists() else ()
-    if not kernels:
-        return _without(record, "no kernel", "the report holds no kernel")
-    return msgspec.structs.replace(record, kernels=kernels, missing=ncu.missing(kernels, names))
 
 
 if __name__ == "__main__":

@@ -71,11 +71,12 @@ class RunDir:
         return list({r.cell.id: r for r in self._read("timing", CellTiming)}.values())
 
     def profiles(self) -> list[NcuRecord]:
-        """A full set replaces a light one of the same binary and cell, not the other way round."""
+        """Of a binary in a cell the record that holds most, and of equal ones the last."""
+        worth = {"times": 1, "light": 2, "full": 3}
         kept: dict[tuple[str, str], NcuRecord] = {}
         for r in self._read("ncu", NcuRecord):
             old = kept.get((r.arm, r.cell.id))
-            if old is None or old.sha256 != r.sha256 or old.cause is not None or r.set == "full" or old.set == "light":
+            if old is None or old.sha256 != r.sha256 or old.cause is not None or worth[r.set] >= worth[old.set]:
                 kept[r.arm, r.cell.id] = r
         return list(kept.values())
 

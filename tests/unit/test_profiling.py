@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,11 +11,11 @@ import pytest
 
 from flashladder import ncu, paths, profiling, stages, tables
 from flashladder.arms import ArmSpec
-from flashladder.bottleneck import GRID
+from flashladder.bottleneck import DURATION, GRID
 from flashladder.diagnose import Results, diagnose
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Metrics, load_ladder
-from flashladder.model import CheckRecord, NcuRecord
+from flashladder.model import CheckRecord, MetricSet, NcuRecord
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
@@ -67,13 +67,12 @@ def _run(path: Path, *specs: ArmSpec) -> RunDir:
     return run
 
 
-Profile = Callable[..., list[NcuRecord]]
-
-
 def _profile(
-    run: RunDir, *specs: ArmSpec, rates: dict[str, float] | None = None, full: bool = False
+    run: RunDir, *specs: ArmSpec, rates: dict[str, float] | None = None, metric_set: MetricSet = "light"
 ) -> list[NcuRecord]:
-    return profiling.profile_cells(run, specs, [made.REFERENCE], METRICS, "sm_90a", rates or {}, full=full, limit_s=30)
+    return profiling.profile_cells(
+        run, specs, [made.REFERENCE], METRICS, "sm_90a", rates or {}, metric_set=metric_set, limit_s=30
+    )
 
 
 def test_a_profile_is_recorded_with_units_and_what_is_missing(tmp_path: Path, calls: Path) -> None:
@@ -85,37 +84,77 @@ def test_a_profile_is_recorded_with_units_and_what_is_missing(tmp_path: Path, ca
     assert list((tmp_path / "run" / "ncu").glob("r04_vector_io-*-light.ncu-rep"))
 
 
-def test_a_failing_arm_does_not_stop_the_rest_and_nothing_is_done_twice(tmp_path: Path, calls: Path) -> None:
+def test_a_failing_arm_does_not_stop_the_rest_and_is_tried_again(tmp_path: Path, calls: Path) -> None:
     specs = [_spec(name) for name in ("r01_empty", "r02_crash", "r03_good")]
     run = _run(tmp_path, *specs)
     causes = {r.arm: r.cause for r in _profile(run, *specs)}
     assert causes == {"r01_empty": "no kernel", "r02_crash": "error", "r03_good": None}
     _profile(run, *specs)
-    assert calls.read_text().split() == [s.name for s in specs]
+    assert calls.read_text().split() == [s.name for s in specs] + ["r01_empty", "r02_crash"]
     rebuilt = _spec("r03_good", "bb")
     run.append("check", msgspec.structs.replace(made.check(rebuilt.name), sha256="bb"))
     _profile(run, rebuilt)
-    assert calls.read_text().split()[3:] == ["r03_good"]
+    assert calls.read_text().split()[5:] == ["r03_good"]
 
 
 def test_a_full_profile_replaces_a_light_one_and_serves_for_it(tmp_path: Path, calls: Path) -> None:
     spec = _spec("r03_good")
     run = _run(tmp_path, spec)
     _profile(run, spec)
-    assert [r.set for r in _profile(run, spec, full=True)] == ["full"]
+    assert [r.set for r in _profile(run, spec, metric_set="full")] == ["full"]
     assert [r.set for r in _profile(run, spec)] == ["full"]
     assert len(calls.read_text().split()) == 2
 
 
-def test_denied_counters_end_the_stage_with_its_own_exit_code_and_a_record(tmp_path: Path, calls: Path) -> None:
+TRACE = [
+    {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 3},
+    {
+        "cat": "kernel",
+        "name": "r01_denied_fp16_d64(flashladder::Params)",
+        "dur": 9.5,
+        "args": {"grid": [16, 8, 2], "block": [128, 1, 1], "registers per thread": 64, "shared memory": 16768},
+    },
+    {"cat": "kernel", "name": "bare", "dur": 1},
+]
+
+
+def test_denied_counters_leave_times_and_end_with_their_own_exit_code(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child without ncu is a stand-in too: it prints what CUPTI told."""
+    run_ncu = ncu.run_ncu
+    printed = msgspec.json.encode(profiling.kernels_of(TRACE)).decode()
+
+    def run(arguments: Sequence[str], stdin: bytes, limit_s: float) -> ncu.Run:
+        child = "flashladder.profiling" in arguments and not any("--export" in a for a in arguments)
+        return ncu.Run(0, f"a warning\n{printed}\n") if child else run_ncu(arguments, stdin, limit_s)
+
+    monkeypatch.setattr(ncu, "run_ncu", run)
     specs = [_spec("r01_denied"), _spec("r02_good")]
-    run = _run(tmp_path, *specs)
+    directory = _run(tmp_path, *specs)
     with pytest.raises(FlashladderError, match="NVreg_RestrictProfilingToAdminUsers=0") as caught:
-        _profile(run, *specs)
+        _profile(directory, *specs)
     assert caught.value.exit_code is Exit.PROFILER_DENIED
-    assert [(r.arm, r.cause) for r in run.profiles()] == [("r01_denied", "permission denied")]
-    results = Results([], made.LADDER, run.profiles())
-    assert results.counter(made.REFERENCE, "r01_denied", GRID) is None
+    assert [(r.arm, r.set, r.cause, r.ncu) for r in directory.profiles()] == [
+        (spec.name, "times", None, None) for spec in specs
+    ]
+    assert calls.read_text().split() == ["r01_denied"]
+    results = Results([], made.LADDER, directory.profiles())
+    assert results.counter(made.REFERENCE, "r01_denied", GRID) == 256
+    assert results.counter(made.REFERENCE, "r01_denied", "smsp__inst_executed.sum") is None
+
+
+def test_a_trace_gives_durations_and_launches_and_lacks_what_it_lacks() -> None:
+    first, second = profiling.kernels_of(TRACE)
+    assert first.name == "r01_denied_fp16_d64"
+    assert {name: metric.value for name, metric in first.metrics.items()} == {
+        DURATION: pytest.approx(9.5e-6),
+        GRID: 256,
+        "launch__block_size": 128,
+        "launch__registers_per_thread": 64,
+        "launch__shared_mem_per_block": 16768,
+    }
+    assert list(second.metrics) == [DURATION]
 
 
 def test_what_did_not_pass_the_gate_or_would_take_too_long_is_not_started(tmp_path: Path, calls: Path) -> None:
