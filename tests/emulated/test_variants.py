@@ -18,4 +18,4 @@ def test_a_variant_is_right_and_free_of_races(variant: str, tmp_path: Path) -> N
     session.build()
     records = session.check()
     session.raise_on_failures()
-    assert sum(r.status == "pass" for r in records) > 100
+    assert sum(r.status == "pass" for r in records) > 50
