@@ -79,7 +79,7 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
     judge = _Judge(run, ladder)
     cells = [judge.arms(timing) for timing in run.timings()]
     profiles = run.profiles()
-    comparisons = _decide([c for arms in cells for c in _compare_cell(arms, ladder)], ladder)
+    comparisons = decide([c for arms in cells for c in _compare_cell(arms, ladder)], ladder)
     return [
         *(arm.stats for arms in cells for arm in arms),
         *map(_roof_rate, run.roofs()),
@@ -269,7 +269,7 @@ def _ns(arm: _Arm, blocks: Iterable[int]) -> NDArray[np.float64]:
     return np.asarray([arm.blocks[block] for block in blocks], dtype=np.float64)
 
 
-def _decide(raw: list[Comparison], ladder: Ladder) -> list[Comparison]:
+def decide(raw: list[Comparison], ladder: Ladder) -> list[Comparison]:
     """The comparisons with adjusted p-values and verdicts, in the same order.
 
     Families: within a cell the ladder's steps, and the variants against their parent (Holm); the cells of one arm

@@ -17,6 +17,7 @@ from flashladder import ablation, diagnose, machine, paths, report, rundir, summ
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit
 from flashladder.ladder import load_ladder
+from flashladder.model import ArmStats, Comparison
 from tests.unit.synthetic import diagnosed, write_run
 
 
@@ -214,9 +215,35 @@ def test_a_run_that_goes_on_with_a_larger_preset_is_of_that_preset(tmp_path: Pat
     assert presets[-3:] == ["default", "full", "full"]
 
 
-def test_the_pinned_runs_diagnosis_is_what_the_code_gives() -> None:
-    """A change of the statistics must not leave yesterday's verdicts in the pages."""
+SAMPLED_CELLS = 6
+
+
+def test_the_pinned_runs_diagnosis_is_what_the_code_gives(tmp_path: Path) -> None:
+    """A change of the statistics must not leave yesterday's verdicts in the pages.
+
+    Estimates are made again in a few cells, the corrections and verdicts, which need all cells, from all estimates.
+    """
     if rundir.pinned_id() is None:
         pytest.skip("no run is pinned")
-    run = rundir.find()
-    assert diagnose.diagnose(run, load_ladder()) == run.diagnosis()
+    run, ladder = rundir.find(), load_ladder()
+    recorded = run.diagnosis()
+    comparisons = [r for r in recorded if isinstance(r, Comparison)]
+    assert diagnose.decide([_undecided(c) for c in comparisons], ladder) == comparisons
+
+    few = rundir.RunDir(tmp_path)
+    few.write_info(run.info)
+    few.replace("build", run.builds())
+    few.replace("check", run.checks())
+    few.replace("timing", run.timings()[:: len(run.timings()) // SAMPLED_CELLS])
+    again = diagnose.diagnose(few, ladder)
+    cells = {timing.cell for timing in few.timings()}
+    mine, theirs = ([r for r in records if isinstance(r, ArmStats)] for records in (again, recorded))
+    assert mine == [r for r in theirs if r.cell in cells]
+    estimates = [_undecided(c) for c in again if isinstance(c, Comparison)]
+    assert estimates == [_undecided(c) for c in comparisons if c.cell in cells]
+
+
+def _undecided(record: Comparison) -> Comparison:
+    """A comparison before its correction."""
+    verdict = "insufficient samples" if record.p is None else "ambiguous"
+    return msgspec.structs.replace(record, p_adjusted=None, correction="none", verdict=verdict)

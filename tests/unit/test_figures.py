@@ -29,8 +29,8 @@ from pathlib import Path
 from tests.unit import synthetic as made
 from flashladder.figures import FIGURES
 results = made.results(Path(sys.argv[1]), [made.timing(cell) for cell in made.FEW_CELLS])
-for name, plot in FIGURES.items():
-    for form, data in plot.render(results).items():
+for name in ("ladder", "calibration"):
+    for form, data in FIGURES[name].render(results).items():
         print(name, form, hashlib.sha256(data).hexdigest())
 """
 
@@ -57,8 +57,8 @@ def test_another_process_without_a_home_draws_the_same_bytes(tmp_path: Path) -> 
     results = made.results(tmp_path / "here", [made.timing(cell) for cell in made.FEW_CELLS])
     here = {
         f"{name} {form} {hashlib.sha256(data).hexdigest()}"
-        for name, plot in FIGURES.items()
-        for form, data in plot.render(results).items()
+        for name in ("ladder", "calibration")
+        for form, data in FIGURES[name].render(results).items()
     }
     environment = {"HOME": "/proc/none", "MPLCONFIGDIR": "/proc/none", "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     script = [sys.executable, "-W", "error", "-c", DRAW_IN_ANOTHER_PROCESS, str(tmp_path / "there")]
