@@ -144,10 +144,10 @@ class _Opener:
     def _open(self, spec: ArmSpec) -> Opened:
         if self.emulation is None:
             return open_arm(spec), self.memory
-        from flashladder.emulator.device import EmulatedArm, EmulatedMemory, Emulator
+        from flashladder.emulator.device import EmulatedMemory, Emulator, emulated_arm
 
         assert spec.library is not None
-        return EmulatedArm(spec), EmulatedMemory(Emulator(Path(spec.library)), self.emulation)
+        return emulated_arm(spec), EmulatedMemory(Emulator(Path(spec.library)), self.emulation)
 
 
 def _run_checks(job: CheckJob, emit: Emit) -> None:

@@ -12,7 +12,7 @@ from flashladder import check, paths
 from flashladder.arms import ArmSpec
 from flashladder.arrays import HostMemory
 from flashladder.build import INCLUDE, source_closure
-from flashladder.emulator.device import EmulatedArm, EmulatedMemory, Emulator, Options
+from flashladder.emulator.device import EmulatedMemory, Emulator, Options, emulated_arm
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.inputs import Case
 from flashladder.model import CheckRecord, Rung
@@ -97,7 +97,7 @@ def code(library: Path) -> str:
 
 def noticed(library: Path, cases: Sequence[Case], options: Sequence[Options]) -> CheckRecord | None:
     """The first record of a case that fails; None when every case passes under all options."""
-    arm = EmulatedArm(ArmSpec(name="mutant", kind="rung", library=str(library), sha256=None))
+    arm = emulated_arm(ArmSpec(name="mutant", kind="rung", library=str(library), sha256=None))
     emulator = Emulator(library)
     for option in options:
         memory = EmulatedMemory(emulator, option)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from flashladder import ablation, check, emulation
+from flashladder import ablation, check, emulation, native
+from flashladder.arms import LoadedArm
 from flashladder.arrays import HostMemory
-from flashladder.emulator.device import SCHEDULES, EmulatedArm, EmulatedMemory, Emulator, Options, Schedule
+from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
 from flashladder.model import Cell, Shape
@@ -48,16 +50,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> emulation.CpuCheck:
 
 @dataclass
 class Emulated:
-    arm: EmulatedArm
+    arm: LoadedArm
     memory: EmulatedMemory
+    config: dict[str, int]
 
 
 def _open(built: emulation.CpuCheck, rung: str, options: Options) -> Emulated:
     spec = next(s for s in built.specs if s.name == rung)
-    assert spec.library is not None
-    from pathlib import Path
-
-    return Emulated(EmulatedArm(spec), EmulatedMemory(Emulator(Path(spec.library)), options))
+    path = Path(spec.library or "")
+    return Emulated(emulated_arm(spec), EmulatedMemory(Emulator(path), options), native.load(path).config)
 
 
 @cache
@@ -75,18 +76,18 @@ def _share(schedule: Schedule) -> Iterator[Case]:
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_rung_is_right_and_free_of_races(built: emulation.CpuCheck, rung: str, schedule: Schedule) -> None:
     one = _open(built, rung, Options(schedule=schedule, async_timing="random", seed=SEED))
-    slow = one.arm.config["access_bytes"] < 16
+    slow = one.config["access_bytes"] < 16
     for case in _share(schedule):
         if not emulation.concerns(case, LADDER[rung]) or (rung not in BOTH_TYPES and not _is_first_type(case)):
             continue
         if slow and (case.family == "values" or emulation.work(case) > MAX_SLOW_WORK):
             continue
         record = check.check_case(one.arm, case, one.memory, SEED, _problems(case))
-        refusable = case.layout in UNALIGNED or (case.family == "head_dim" and not one.arm.config["any_head_dim"])
+        refusable = case.layout in UNALIGNED or (case.family == "head_dim" and not one.config["any_head_dim"])
         assert record.status == "pass" or (refusable and record.status == "unsupported"), (
             f"{case.id} under {schedule}: {record.reason}"
         )
-        if one.arm.config["swizzle"]:
+        if one.config["swizzle"]:
             assert one.memory.counters.get("bank_conflicts", 0) == 0, case.id
 
 
@@ -102,7 +103,7 @@ def _counters(one: Emulated, case: Case) -> dict[str, int]:
 
 def _tile(one: Emulated, seq: int, sms: int = 132) -> tuple[int, int]:
     """Rows and keys of a tile of the kernel that runs `_case` (kernel/include/plan.h for a rung that chooses)."""
-    config = one.arm.config
+    config = one.config
     if config["splits"] == 0:
         assert 2 * seq // 32 < sms * 3 / 4, "large enough for the medium kernel"
         return 16, 128
@@ -127,8 +128,8 @@ def test_tensor_cores_do_the_visible_tiles_and_no_more(built: emulation.CpuCheck
     one = _open(built, rung, Options(multiprocessors=132))
     seq = 256
     rows, keys = _tile(one, seq)
-    columns = 8 if one.arm.config["product"] == MMA_REGISTERS else 16
-    products = 1 if one.arm.config["product"] == WMMA_QK else 2
+    columns = 8 if one.config["product"] == MMA_REGISTERS else 16
+    products = 1 if one.config["product"] == WMMA_QK else 2
     tiles = 2 * _visible_tiles(seq, rows, keys)
     assert _counters(one, _case(True, seq))["mma"] == tiles * products * (rows * keys * 64) / (16 * columns * 16)
 
@@ -173,14 +174,14 @@ def test_the_plan_fills_the_device_with_the_largest_tile(
     case = Case("split", Cell(shape=shape, dtype="fp16", causal=True))
     assert check.check_case(one.arm, case, one.memory, SEED, _problems(case)).status == "pass"
     combining = -(-2 * seq_q // 4) if parts > 1 else 0
-    heads = 1 if seq_q == 1 and one.arm.config["pack_heads"] else 2
+    heads = 1 if seq_q == 1 and one.config["pack_heads"] else 2
     assert one.memory.counters["blocks"] == heads * -(-seq_q // rows) * parts + combining
 
 
 @pytest.mark.parametrize(("plan", "rows"), [((0, 1), 128), ((1, 3), 32), ((2, 5), 16)])
 def test_a_rung_can_be_made_to_follow_a_plan(built: emulation.CpuCheck, plan: tuple[int, int], rows: int) -> None:
     one = _open(built, "r13_tuned", Options(multiprocessors=132))
-    arm = EmulatedArm(msgspec.structs.replace(one.arm.spec, plan=plan))
+    arm = emulated_arm(msgspec.structs.replace(one.arm.spec, plan=plan))
     case = _case(True)
     assert check.check_case(arm, case, one.memory, SEED, _problems(case)).status == "pass"
     shape, parts = case.cell.shape, plan[1]
@@ -195,7 +196,7 @@ def test_a_plan_that_a_rung_cannot_follow_is_refused(
     built: emulation.CpuCheck, rung: str, plan: tuple[int, int]
 ) -> None:
     one = _open(built, rung, Options(multiprocessors=132))
-    arm = EmulatedArm(msgspec.structs.replace(one.arm.spec, plan=plan))
+    arm = emulated_arm(msgspec.structs.replace(one.arm.spec, plan=plan))
     record = check.check_case(arm, _case(True), one.memory, SEED, _problems(_case(True)))
     assert record.status == "unsupported"
     assert "expected" in (record.reason or "")

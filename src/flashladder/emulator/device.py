@@ -6,7 +6,6 @@ import ctypes
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -14,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 import ml_dtypes
 import numpy as np
 
-from flashladder.arms import ArmSpec
+from flashladder.arms import ArmSpec, LoadedArm
 from flashladder.arrays import HostMemory
 from flashladder.native import load
 
@@ -150,30 +149,16 @@ class EmulatedMemory(HostMemory):
         return result
 
 
-class EmulatedArm:
-    """A rung whose kernels run on the CPU."""
+def emulated_arm(spec: ArmSpec) -> LoadedArm:
+    """A rung whose kernels run on the CPU, in an EmulatedMemory."""
+    assert spec.library is not None
+    forward = load(Path(spec.library)).following(spec.plan)
 
-    def __init__(self, spec: ArmSpec) -> None:
-        assert spec.library is not None
-        self.spec = spec
-        library = load(Path(spec.library))
-        self.config = library.config
-        self._forward = library.following(spec.plan)
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def sha256(self) -> str | None:
-        return self.spec.sha256
-
-    def context(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def __call__(self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> tuple[Any, Any]:
-        self._forward(_dlpack(q), _dlpack(k), _dlpack(v), _dlpack(o), _dlpack(lse), scale, causal)
+    def attention(q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> tuple[Any, Any]:
+        forward(_dlpack(q), _dlpack(k), _dlpack(v), _dlpack(o), _dlpack(lse), scale, causal)
         return o, lse
+
+    return LoadedArm(spec, attention)
 
 
 def _dlpack(x: np.ndarray) -> Any:
