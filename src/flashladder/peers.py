@@ -41,7 +41,7 @@ class Peer:
     def absence(self, arch: str | None) -> tuple[Status, str] | None:
         """(status, reason) why it cannot run on `arch` (sm_NN or sm_NNa) here; None when it can."""
         if version(self.distribution) is None:
-            return "not installed", f"not installed: pip install {self.distribution}"
+            return "not installed", f"pip install {self.distribution}"
         if arch is not None and int("".join(c for c in arch if c.isdigit())) < self.min_arch:
             return "unsupported", f"needs sm_{self.min_arch}, the device is {arch}"
         return None

@@ -172,8 +172,14 @@ def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo, *, 
         )
         for rung in ladder.rungs
     ]
-    peers = [(peer, "peer", *_measured(results, peer, None, reasons), *[NOT_APPLICABLE] * 5) for peer in results.peers]
+    peers = [
+        (name, _peer(name), *_measured(results, name, None, reasons), *[NOT_APPLICABLE] * 5) for name in results.peers
+    ]
     return Table(columns, (*rungs, *peers))
+
+
+def _peer(name: str) -> str:
+    return f"peer: {PEERS[name].what}" if name in PEERS else "peer"
 
 
 RESOURCE_COLUMNS = ("registers", "spills (B)", "smem (B)", "occupancy")

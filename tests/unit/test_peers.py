@@ -87,7 +87,7 @@ def test_what_is_not_installed_or_too_new_for_the_gpu_says_so(monkeypatch: pytes
     monkeypatch.setattr(peers, "version", installed.get)
     absences = {spec.name: spec.absence for spec in peer_specs((), "sm_80")}
     assert absences["sdpa_cudnn"] is None
-    assert absences["fa2"] == ("not installed", "not installed: pip install flash-attn")
+    assert absences["fa2"] == ("not installed", "pip install flash-attn")
     assert absences["fa3"] == ("unsupported", "needs sm_90, the device is sm_80")
     assert peer_specs(("fa3",), "sm_90a")[0].absence is None
     assert peers.versions()["fa3-fwd"] == "0.0.3"
