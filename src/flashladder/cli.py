@@ -14,7 +14,19 @@ import click
 from tabulate import tabulate
 from tqdm import tqdm
 
-from flashladder import __version__, ablation, agreement, doctor, emulation, machine, rundir, summary, tables, tune
+from flashladder import (
+    __version__,
+    ablation,
+    agreement,
+    doctor,
+    emulation,
+    machine,
+    profiling,
+    rundir,
+    summary,
+    tables,
+    tune,
+)
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
@@ -284,11 +296,12 @@ def profile(metric_set: MetricSet, launches: int, limit: float, **kwargs: Any) -
         session.check(progress)
     try:
         with _bar("profile", "kernel") as progress:
-            session.profile(metric_set=metric_set, launches=launches, limit_s=limit, progress=progress)
+            records = session.profile(metric_set=metric_set, launches=launches, limit_s=limit, progress=progress)
     finally:
         session.diagnose()
         click.echo(ablation.bottleneck_table(session.run))
     click.echo(f"records: {session.run.path}")
+    profiling.raise_on_failures(records)
 
 
 @main.command(name="tune")

@@ -16,6 +16,7 @@ class Exit(IntEnum):
     INCORRECT = 23
     ENVIRONMENT = 30
     PROFILER_DENIED = 31
+    PROFILER_FAILED = 32
     KILLED = 40
     INTERRUPTED = 130
 

@@ -172,6 +172,22 @@ def profile_cells(
     return run.profiles()
 
 
+EXPECTED: tuple[ProfileCause, ...] = ("not checked", "too slow")
+"""Why an arm has no profile without anything having gone wrong here."""
+
+
+def raise_on_failures(records: Sequence[NcuRecord]) -> None:
+    """Raise FlashladderError (exit code 32) when a profile that was tried failed."""
+    failed = [r for r in records if r.cause is not None and r.cause not in EXPECTED]
+    if failed:
+        first = failed[0]
+        error = FlashladderError(
+            f"{len(failed)} profiles failed; the first: {first.arm} in {first.cell.id}: {first.cause}: {first.reason}"
+        )
+        error.exit_code = Exit.PROFILER_FAILED
+        raise error
+
+
 def _holds(profiles: Sequence[NcuRecord], spec: ArmSpec, cell: Cell, wanted: MetricSet) -> bool:
     """Whether there is a profile of that binary and cell with what is wanted; a failed one is tried again."""
     return any(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import ncu, paths, profiling, stages, tables
+from flashladder import machine, ncu, paths, profiling, stages, tables
 from flashladder.arms import ArmSpec
 from flashladder.bottleneck import DURATION, GRID
 from flashladder.diagnose import Results, diagnose
@@ -35,6 +35,8 @@ else:
         print("==ERROR== ERR_NVGPUCTRPERM")
     elif "empty" in arm:
         print("==WARNING== No kernels were profiled.")
+    elif "mismatch" in arm:
+        print("==ERROR== Cuda driver is not compatible with Nsight Compute")
     elif "crash" in arm:
         sys.exit("Segmentation fault")
     else:
@@ -95,6 +97,28 @@ def test_a_failing_arm_does_not_stop_the_rest_and_is_tried_again(tmp_path: Path,
     run.append("check", msgspec.structs.replace(made.check(rebuilt.name), sha256="bb"))
     _profile(run, rebuilt)
     assert calls.read_text().split()[5:] == ["r03_good"]
+
+
+def test_a_driver_that_does_not_fit_is_told_with_both_versions_and_the_others_go_on(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "driver", lambda: "570.10")
+    specs = [_spec("r01_mismatch"), _spec("r02_good")]
+    first, second = _profile(_run(tmp_path, *specs), *specs)
+    assert first.cause == "version mismatch"
+    assert "(ncu 2025.3.1.0, driver 570.10)" in (first.reason or "")
+    assert second.cause is None
+
+
+def test_a_failed_profile_has_an_exit_code_of_its_own_and_one_that_was_not_tried_has_none(
+    tmp_path: Path, calls: Path
+) -> None:
+    specs = [_spec("r01_unchecked"), _spec("r02_empty"), _spec("r03_good")]
+    records = _profile(_run(tmp_path, *specs[1:]), *specs)
+    with pytest.raises(FlashladderError, match="1 profiles failed; the first: r02_empty in ") as caught:
+        profiling.raise_on_failures(records)
+    assert caught.value.exit_code is Exit.PROFILER_FAILED
+    profiling.raise_on_failures([r for r in records if r.arm != "r02_empty"])
 
 
 def test_a_full_profile_replaces_a_light_one_and_serves_for_it(tmp_path: Path, calls: Path) -> None:
