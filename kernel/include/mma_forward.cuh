@@ -73,7 +73,8 @@ struct MmaForward {
   // Whether the tensors have the 16-byte chunk: a head_dim between the kernels' is padded with zeros in shared memory.
   static __device__ bool is_column(int chunk, int head_dim) { return !C.any_head_dim || chunk * 8 < head_dim; }
 
-  // Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN.
+  // Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN. Unrolled whole, so that the loads
+  // are in flight together: two at a time, r08 took 24 us at the reference cell of an H200 where it takes 14.
   template <int kRows>
   static __device__ void load_tile(Chunk<T> (&tile)[kRows][kChunks], const T* source, int64_t row_stride, int first,
                                    int rows, int head_dim) {

@@ -177,7 +177,7 @@ def _mufu(f: Facts, threshold: float) -> Hit | None:
     if not xu or (xu < threshold and xu <= f.share(TENSOR)):
         return None
     others = max(f.share(pipe) for pipe in PIPES if pipe != XU)
-    return Hit(XU, xu, (xu - others) / xu * xu, "2^x on FMA pipes for a part, scale folded in, ping-pong of two tiles")
+    return Hit(XU, xu, xu - others, "2^x on FMA pipes for a part, scale folded in, ping-pong of two tiles")
 
 
 def _issue(f: Facts, threshold: float) -> Hit | None:

@@ -494,7 +494,8 @@ def load_results(run: RunDir, ladder: Ladder) -> Results:
     records = run.diagnosis()
     if not records:
         raise FlashladderError(
-            f"{run.path} has no diagnosis: nothing was timed in it; run 'flashladder time --out {run.path}'"
+            f"{run.path} has no diagnosis; run 'flashladder report {run.path} --diagnose', or, if nothing was timed in "
+            f"it, 'flashladder time --out {run.path}'"
         )
     name = run.info.machine.gpu
     return Results(records, ladder, run.profiles(), gpu_named(name) if name else None)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flashladder import bottleneck, figures, stats, tables
 from flashladder.agreement import TOLERANCE
+from flashladder.build import static_faults
 from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, load_results
 from flashladder.errors import FlashladderError
 from flashladder.ladder import Ladder, load_presets, preset_cells
@@ -118,6 +119,7 @@ def _report(document: _Document) -> str:
         "# Optimization report",
         f"<!-- {GENERATED} -->",
         f"**{incomplete}**" if incomplete else None,
+        _older(document),
         "## Machine",
         markdown(tables.machine(document.info)),
         "## How the numbers were made",
@@ -338,6 +340,17 @@ def _incomplete(document: _Document, named: int = NAMED_CELLS) -> str | None:
         f"This run is incomplete: {len(missing)} of the {len(expected)} cells of the preset "
         f"{markdown_escape(document.info.preset)} have no record{names}."
     )
+
+
+def _older(document: _Document) -> str | None:
+    """What was measured of kernels that are declared otherwise now."""
+    ladder, builds = document.results.ladder, document.builds
+    declared = (*ladder.rungs, *ladder.variants)
+    gone = sorted({build.rung for build in builds} - {rung.id for rung in declared})
+    faults = static_faults(declared, builds) + [f"{name}: no longer declared, not shown" for name in gone]
+    if not faults:
+        return None
+    return f"**This run is of an earlier ladder: {markdown_escape('; '.join(faults))}.**"
 
 
 def _ablation(document: _Document, *, reasons: bool = True) -> tables.Table:

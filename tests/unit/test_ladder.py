@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import ladder, paths
+from flashladder import ladder, ncu, paths
 from flashladder.errors import FlashladderError
 
 LADDER = ladder.load_ladder()
@@ -128,3 +128,29 @@ def test_gpus_by_nvml_name() -> None:
     assert gpu.slug == "a100"
     assert ladder.gpu_named("NVIDIA L40S") is None
     assert ladder.gpu_named("Tesla T4") is None
+
+
+def _stall(reason: str) -> str:
+    return f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
+
+
+COUNTED: dict[str, list[tuple[str, str, float]]] = {
+    "r03_warp_reduce": [(_stall("barrier"), "{:.2f}", 1)],
+    "r05_swizzle": [("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum", "{:.2f} M", 1e6)],
+    "r06_wmma_qk": [("smsp__inst_executed_pipe_fma.sum", "{:.1f} M", 1e6), (_stall("short_scoreboard"), "{:.2f}", 1)],
+    "r07_wmma_pv": [("smsp__inst_executed.sum", "{:.1f} M", 1e6)],
+    "r08_mma_sync": [("smsp__inst_executed.sum", "{:.1f} M", 1e6), (_stall("short_scoreboard"), "{:.2f}", 1)],
+}
+"""Counters that a rung's finding quotes of its parent and of itself, as it prints them."""
+
+
+def test_findings_quote_the_recorded_counters() -> None:
+    names = [name for quotes in COUNTED.values() for name, *_ in quotes]
+    text = (paths.RESULTS / "h200" / "ncu-b2h8s512d64-fp16-full.csv").read_text()
+    kernels = {kernel.name.split("_fp16")[0]: kernel.metrics for kernel in ncu.parse_csv(text, names)}
+    assert {rung.id for rung in LADDER.rungs if rung.finding} == set(COUNTED)
+    for rung_id, quotes in COUNTED.items():
+        rung = LADDER[rung_id]
+        for name, form, scale in quotes:
+            for kernel in (rung.parent or "", rung.id):
+                assert form.format(kernels[kernel][name].value / scale) in (rung.finding or ""), (rung_id, name)

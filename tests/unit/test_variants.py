@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from flashladder import figures, tables
+from flashladder import figures, report, tables
 from flashladder.diagnose import Results, diagnose
 from flashladder.model import ArmTiming, CellTiming, Roof, Rung, Slack
 from flashladder.rundir import RunDir
@@ -124,6 +124,14 @@ def test_the_figure_shows_every_variant_and_says_when_there_is_none(results: Res
     bare = made.results(tmp_path, [made.timing(made.REFERENCE)])
     assert plot.alt(bare) == "No variant was timed."
     assert plot.render(bare)["svg"]
+
+
+def test_a_run_of_an_earlier_ladder_says_so(run: RunDir) -> None:
+    assert "earlier ladder" not in report.generate(run, LADDER)["report.md"].decode()
+    now = msgspec.structs.replace(VARIANT, changes=("swizzle",))
+    text = report.generate(run, dataclasses.replace(LADDER, variants=(now,)))["report.md"].decode()
+    assert "v05_no_swizzle: its Config differs from r05_swizzle's in [], its declaration says ['swizzle']" in text
+    assert "v05_half: no longer declared, not shown" in text
 
 
 def test_peers_say_what_they_are_and_how_fast_over_shared_cells(run: RunDir, results: Results) -> None:
