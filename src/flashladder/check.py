@@ -282,9 +282,8 @@ def check_case(
 
 
 def _json_errors(errors: Errors) -> Errors:
-    """Infinite errors as the largest float: JSON has no infinity."""
-    big = float(np.finfo(np.float64).max)
-    return Errors(**{f: min(getattr(errors, f), big) for f in Errors.__struct_fields__})
+    """Four digits of them, infinite ones as a float's largest such number: JSON has no infinity."""
+    return Errors(**{f: float(f"{min(getattr(errors, f), 1.797e308):.4g}") for f in Errors.__struct_fields__})
 
 
 def first_line(error: BaseException) -> str:
