@@ -14,14 +14,15 @@ import numpy as np
 from flashladder.arrays import NUMPY_DTYPES, Memory
 from flashladder.check import EPS, LSE_FLOOR, POISONS, Arm, allocate, first_line, run_round, same_specials
 from flashladder.inputs import Case, Values
-from flashladder.model import Agreement
+from flashladder.model import Agreement, Arithmetic
 
 RELATIVE_TO_V = 2.0**-20
 """Of max |V|: what the error of 2^x (PTX: 2^-22.5 relative, for fp32 without subnormals) may do to a weighted mean."""
 _ROUNDING = ", ".join(f"2^{np.log2(eps / 2):.0f} in {dtype}" for dtype, eps in EPS.items())
 TOLERANCE = (
     f"O within one unit in the last place plus 2^{np.log2(RELATIVE_TO_V):.0f} of the largest |V|, on tensor cores plus "
-    f"one rounding of a weight of it ({_ROUNDING}), the LSE within {LSE_FLOOR:g} (1 + |LSE|)"
+    f"one rounding of a weight of it ({_ROUNDING}), the LSE within {LSE_FLOOR:g} (1 + |LSE|); where scores are summed "
+    f"in fp16, both plus what one rounding of every 16 products can do to a score"
 )
 
 
@@ -36,7 +37,7 @@ def compare(
     case: Case,
     values: Values,
     seed: int,
-    tensor_cores: bool = False,
+    arithmetic: Arithmetic = "fp32",
 ) -> Agreement:
     """Run the case once on each. What either refuses is "unsupported"; an error of either is "differs"."""
 
@@ -63,9 +64,11 @@ def compare(
     except RuntimeError as error:
         return record("differs", first_line(error))
     equal = (o == want_o) | (np.isnan(o) & np.isnan(want_o))
-    relative = RELATIVE_TO_V + (EPS[case.cell.dtype] / 2 if tensor_cores else 0.0)
+    relative = RELATIVE_TO_V + (EPS[case.cell.dtype] / 2 if arithmetic != "fp32" else 0.0)
+    apart = _apart(case, values) if arithmetic == "half_scores" else 0.0
+    relative += float(np.expm1(min(2 * apart, 1.0)))
     o_share = _share(o, want_o, _ulp(want_o) + relative * _largest(values[2].astype(np.float32)))
-    lse_share = _share(lse, want_lse, LSE_FLOOR * (1 + np.abs(want_lse)))
+    lse_share = _share(lse, want_lse, LSE_FLOOR * (1 + np.abs(want_lse)) + apart)
     found.update(elements=o.size, equal=int(equal.sum()), o_share=o_share, lse_share=lse_share)
     if not (bool(same_specials(o, want_o)) and bool(same_specials(lse, want_lse))):
         return record("differs", "NaN or infinities are in other places")
@@ -85,6 +88,14 @@ def _answer(arm: Arm, case: Case, memory: Memory, values: Values) -> tuple[np.nd
     if fault is not None:
         raise RuntimeError(fault)
     return memory.bits(o).view(NUMPY_DTYPES[case.cell.dtype]), memory.bits(lse).view(np.float32)
+
+
+def _apart(case: Case, values: Values) -> float:
+    """How far two scaled scores can be apart when every 16 products are rounded to fp16 once, in whichever order."""
+    q, k = (np.abs(np.nan_to_num(x.astype(np.float32), posinf=0.0, neginf=0.0)) for x in values[:2])
+    largest = float((q @ np.repeat(k, q.shape[1] // k.shape[1], axis=1).swapaxes(2, 3)).max(initial=0.0))
+    roundings = -(-case.cell.shape.head_dim // 16)
+    return 2 * roundings * EPS["fp16"] / 2 * largest * abs(case.softmax_scale)
 
 
 def _largest(x: np.ndarray) -> float:

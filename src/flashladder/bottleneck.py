@@ -83,6 +83,11 @@ class Facts:
         return max(self.share(pipe) for pipe in PIPES)
 
     @property
+    def conflicts(self) -> float:
+        """The share of shared memory's wavefronts that bank conflicts add."""
+        return sum(self.metrics[name] for name in CONFLICTS) / self.metrics[WAVEFRONTS] if self[WAVEFRONTS] else 0.0
+
+    @property
     def stalls(self) -> dict[str, float]:
         """Reason -> cycles an issued instruction, those that were measured."""
         return {r: self.metrics[stall(r)] for r in STALLS if stall(r) in self.metrics}
@@ -143,9 +148,7 @@ def _l2(f: Facts, threshold: float) -> Hit | None:
 
 
 def _conflicts(f: Facts, threshold: float) -> Hit | None:
-    if not f[WAVEFRONTS]:
-        return None
-    share = sum(f[name] for name in CONFLICTS) / f[WAVEFRONTS]
+    share = f.conflicts
     top = sorted(f.stalls, key=f.stalls.__getitem__, reverse=True)[:3]
     if share <= threshold or (f.share(L1) < 0.4 and not {"mio_throttle", "short_scoreboard"} & set(top)):
         return None
@@ -154,9 +157,11 @@ def _conflicts(f: Facts, threshold: float) -> Hit | None:
 
 
 def _shared_bandwidth(f: Facts, threshold: float) -> Hit | None:
-    if f.share(L1) < threshold:
+    """Without what bank conflicts alone keep busy: those have a rule and a cure of their own."""
+    busy = f.share(L1) * (1 - f.conflicts)
+    if busy < threshold:
         return None
-    score = (f.share(L1) - f.busiest_pipe) / f.share(L1)
+    score = (busy - f.busiest_pipe) / busy
     return Hit(L1, f.share(L1), score, "more rows a warp, operands in registers: fewer shared-memory reads a product")
 
 
@@ -218,7 +223,7 @@ RULES = (
     Rule("DRAM", (DRAM, DRAM_BYTES), 0.6, _dram),
     Rule("L2", (L2, L2_BYTES), 0.6, _l2),
     Rule("bank conflicts", (WAVEFRONTS, *CONFLICTS, L1), 0.05, _conflicts),
-    Rule("shared-memory bandwidth", (L1, *PIPES), 0.8, _shared_bandwidth),
+    Rule("shared-memory bandwidth", (L1, WAVEFRONTS, *CONFLICTS, *PIPES), 0.8, _shared_bandwidth),
     Rule("no wgmma", (MMA, GMMA, TENSOR), 0.0, _no_wgmma),
     Rule("tensor cores", (TENSOR,), 0.75, _tensor),
     Rule("MUFU", PIPES, 0.6, _mufu),

@@ -113,7 +113,7 @@ class CpuCheck:
         """Run the cases on the GPU and here, rungs side by side; returns the records of these rungs."""
         on_gpu = {spec.name: spec for spec in gpu}
         items = [
-            AgreementItem(gpu=on_gpu[spec.name], emulated=spec, case=case, tensor_cores=rung.has_tensor_cores)
+            AgreementItem(gpu=on_gpu[spec.name], emulated=spec, case=case, arithmetic=rung.arithmetic)
             for case in self.cases
             for spec, rung in zip(self.specs, self.rungs, strict=True)
             if spec.name in on_gpu and concerns(case, rung)

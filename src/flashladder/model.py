@@ -15,6 +15,8 @@ DtypeName = Literal["fp16", "bf16"]
 Mask = Literal["full", "causal"]
 L2Mode = Literal["warm", "cold"]
 Kind = Literal["rung", "variant", "peer"]
+Arithmetic = Literal["fp32", "tensor_cores", "half_scores"]
+"""Who sums the products of a score: fp32 adders, a tensor core in fp32, or one in fp16."""
 Verdict = Literal["faster", "slower", "same", "ambiguous", "insufficient samples"]
 Status = Literal["timed", "failed", "unsupported", "skipped", "not installed"]
 
@@ -80,6 +82,12 @@ class Rung(Record, frozen=True, kw_only=True):
     @property
     def has_tensor_cores(self) -> bool:
         return any(opcode.startswith(("HMMA", "HGMMA")) for opcode in self.sass)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        if "half_scores" in self.changes:
+            return "half_scores"
+        return "tensor_cores" if self.has_tensor_cores else "fp32"
 
     def runs_on(self, arch: str) -> bool:
         """Whether the rung can be built for `arch` (sm_NN or sm_NNa)."""

@@ -27,7 +27,19 @@ from flashladder.arrays import Memory
 from flashladder.check import Arm, Problem, check_case, largest_score, pose, seed_of
 from flashladder.emulator.device import Options
 from flashladder.inputs import Case, values_of
-from flashladder.model import Agreement, Cell, CellTiming, CheckRecord, DtypeName, L2Mode, Preset, Record, Roof, Status
+from flashladder.model import (
+    Agreement,
+    Arithmetic,
+    Cell,
+    CellTiming,
+    CheckRecord,
+    DtypeName,
+    L2Mode,
+    Preset,
+    Record,
+    Roof,
+    Status,
+)
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -68,7 +80,7 @@ class AgreementItem(Record, frozen=True, kw_only=True):
     gpu: ArmSpec
     emulated: ArmSpec
     case: Case
-    tensor_cores: bool
+    arithmetic: Arithmetic
 
 
 class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
@@ -182,7 +194,7 @@ def _run_agreements(job: AgreementJob, emit: Emit) -> None:
     for number, item in enumerate(job.items):
         emit(At(item=number, arm=item.gpu.name))
         values = values_of(item.case, seed_of(item.case, job.seed))
-        record = compare(gpu(item.gpu), emulated(item.emulated), item.case, values, job.seed, item.tensor_cores)
+        record = compare(gpu(item.gpu), emulated(item.emulated), item.case, values, job.seed, item.arithmetic)
         emit(AgreementDone(record=record))
 
 

@@ -86,8 +86,23 @@ def test_tensor_cores_may_round_one_weight_to_the_other_side() -> None:
     largest = float(np.abs(values_of(NORMAL, 4)[2]).max())
     for by, on_scalars, on_tensor_cores in ((2**-12, "differs", "within tolerance"), (2**-9, "differs", "differs")):
         arms = (changed(moved(by * largest)), MEMORY), (PyArm("r", MEMORY, right), MEMORY)
-        found = [compare(*arms, NORMAL, values_of(NORMAL, 4), 4, tensor_cores=t).status for t in (False, True)]
+        found = [compare(*arms, NORMAL, values_of(NORMAL, 4), 4, arithmetic=a).status for a in ("fp32", "tensor_cores")]
         assert found == [on_scalars, on_tensor_cores]
+
+
+@pytest.mark.parametrize(("by", "status"), [(0.9, "same bits"), (1.5, "differs")])
+def test_scores_summed_in_fp16_may_differ_by_their_roundings(by: float, status: str) -> None:
+    q, k, _ = (x.astype(np.float32) for x in values_of(NORMAL, 4))
+    roundings = NORMAL.cell.shape.head_dim / 16
+    largest = max(float((abs(q[:, h]) @ abs(k[:, h * k.shape[1] // q.shape[1]]).mT).max()) for h in range(q.shape[1]))
+    apart = 2 * roundings * 2.0**-11 * largest * NORMAL.softmax_scale
+
+    def change(o: np.ndarray, lse: np.ndarray) -> None:
+        lse += by * apart
+
+    arms = (changed(change), MEMORY), (PyArm("r", MEMORY, right), MEMORY)
+    assert compare(*arms, NORMAL, values_of(NORMAL, 4), 4, arithmetic="half_scores").status == status
+    assert compare(*arms, NORMAL, values_of(NORMAL, 4), 4, arithmetic="tensor_cores").status == "differs"
 
 
 @pytest.mark.parametrize("case", [*CASES, *edge_cases("bf16", 128)], ids=lambda c: c.id)

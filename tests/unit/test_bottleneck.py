@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from flashladder import bottleneck as b
-from flashladder import flops
+from flashladder import flops, ncu, rundir
+from flashladder.ladder import load_ladder
 from flashladder.model import ArmStats, Bottlenecks, Estimate, KernelProfile, Metric, NcuRecord
 from tests.unit import synthetic as made
 
@@ -100,6 +101,11 @@ def test_a_rule_holds_past_its_threshold_and_bounds_what_it_could_save(
     assert finding.threshold == next(r.threshold for r in b.RULES if r.name == rule)
 
 
+def test_a_shared_memory_kept_busy_by_conflicts_is_a_matter_of_conflicts() -> None:
+    found = [f.rule for f in _diagnose({b.L1: 90, b.CONFLICTS[0]: 5e5}).findings]
+    assert found == ["bank conflicts"]
+
+
 def test_every_rule_has_a_case_above() -> None:
     cases = {"host-bound"} | {
         mark.args[1][i][0]
@@ -139,6 +145,44 @@ def test_the_rule_for_wgmma_is_hoppers_alone() -> None:
     found = _diagnose({b.GMMA: None}, arch="sm_89")
     assert "no wgmma" not in found.inconclusive
     assert found.findings == ()
+
+
+FIRST = {
+    "r00_naive": ("grid too small", b.GRID),
+    "r01_tiled": ("grid too small", b.GRID),
+    "r02_grid": ("latency", b.stall("barrier")),
+    "r04_vector_io": ("bank conflicts", "bank conflicts / "),
+    "v13_no_swizzle": ("bank conflicts", "bank conflicts / "),
+    "r07_wmma_pv": ("latency", b.stall("long_scoreboard")),
+    "r08_mma_sync": ("latency", b.stall("long_scoreboard")),
+    "r09_large_tiles": ("grid too small", b.GRID),
+}
+"""Rung -> rule and metric of its first finding at the reference: what the next rung, or its parent's loss, is about."""
+
+
+def test_the_recorded_rungs_are_first_found_to_have_the_fault_that_the_next_one_mends() -> None:
+    if rundir.pinned_id() is None:
+        pytest.skip("no run is pinned")
+    run, reference = rundir.find(), load_ladder().reference
+    profiles = {p.arm: p for p in run.profiles() if p.cell == reference and p.kernels}
+    for arm, (rule, metric) in FIRST.items():
+        first = b.diagnose(profiles[arm], None, run.info.machine.arch, run.info.machine.sm_count).findings[0]
+        assert (arm, first.rule) == (arm, rule)
+        assert first.metric.startswith(metric)
+
+
+def test_of_the_recorded_rungs_those_that_spill_and_no_others_use_local_memory() -> None:
+    if rundir.pinned_id() is None:
+        pytest.skip("no run is pinned")
+    run = rundir.find()
+    spills = {kernel.kernel: kernel.spill_load_bytes for build in run.builds() for kernel in build.kernels}
+    profiled = [(p, ncu.main_kernel(p.kernels)) for p in run.profiles() if p.kind != "peer" and p.kernels]
+    assert profiled
+    for profile, kernel in profiled:
+        found = b.diagnose(profile, None, run.info.machine.arch, run.info.machine.sm_count)
+        local = sum(kernel.metrics[name].value for name in b.LOCAL)
+        assert (local > 0) == (spills[kernel.name] > 0), kernel.name
+        assert local > 0 or "spills" not in {finding.rule for finding in found.findings}
 
 
 def test_of_two_kernels_the_longer_one_is_judged() -> None:
