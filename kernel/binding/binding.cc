@@ -216,6 +216,11 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       .part_lse = nullptr,
   };
   const Tile tile = choose(rung, params, device.device_id, forced);
+  if (rung.config.loads == flashladder::Loads::tma && tile == Tile::large)
+    for (const auto& [name, x] : {std::pair{"q", q}, std::pair{"k", k}, std::pair{"v", v}})
+      if (!flashladder::tma_reads(strides_of(x), x.size(2)))
+        TVM_FFI_THROW(ValueError) << name << " has stride " << x.stride(2) << " along seq, expected at least 1 for TMA"
+                                  << "; call .contiguous() on it";
   const Parts parts = make_parts(params, device);
   void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
   if (const int error = rung.launch(params, dtype, tile, device.device_id, stream))
@@ -273,6 +278,11 @@ ffi::String config() {
       {"pack_heads", c.pack_heads},
       {"weights_in_shared", c.weights_in_shared},
       {"half_scores", c.half_scores},
+      {"loads", static_cast<int>(c.loads)},
+      {"specialized", c.specialized},
+      {"ping_pong", c.ping_pong},
+      {"overlap", c.overlap},
+      {"persistent", c.persistent},
   };
   std::ostringstream json;
   for (const auto& [name, value] : fields)

@@ -38,28 +38,19 @@ struct Instance {
 constexpr int kCombineRows = 4;  // a block, one a warp
 constexpr int kDefaultShared = 48 * 1024;
 
-inline int launch(const Instance& instance, Grid grid, Params p, int device, cudaStream_t stream) {
-  const DeviceGuard guard(device);
-  if (guard.error != cudaSuccess) return guard.error;
-  if (instance.shared_bytes > kDefaultShared) {
-    const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    if (const cudaError_t error = cudaFuncSetAttribute(instance.kernel, attribute, instance.shared_bytes)) return error;
-  }
-  if (grid == Grid::single) {
-    instance.kernel<<<1, instance.threads, instance.shared_bytes, stream>>>(p);
-    return cudaGetLastError();
-  }
-  const unsigned tiles = (p.seq_q + instance.tile_m - 1) / instance.tile_m;
+// A block a query tile (and split of the keys), head and batch.
+inline dim3 blocks(const Params& p, int tile_m) {
+  const unsigned tiles = (p.seq_q + tile_m - 1) / tile_m;
+  return dim3(tiles * p.splits, p.heads_q, p.batch);
+}
+
+// Calls enqueue(part) for parts of at most kMaxGridYZ batches, until one gives an error.
+template <class Enqueue>
+int for_batches(Params p, Enqueue enqueue) {
   const int batch = p.batch;
   for (int done = 0; done < batch; done += kMaxGridYZ) {
     p.batch = batch - done < kMaxGridYZ ? batch - done : kMaxGridYZ;
-    const dim3 blocks(tiles * p.splits, p.heads_q, p.batch);
-    instance.kernel<<<blocks, instance.threads, instance.shared_bytes, stream>>>(p);
-    if (p.splits > 1) {
-      const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q * p.seq_q;
-      instance.combine<<<(rows + kCombineRows - 1) / kCombineRows, kCombineRows * 32, 0, stream>>>(p);
-    }
-    if (const cudaError_t error = cudaGetLastError()) return error;
+    if (const cudaError_t error = enqueue(static_cast<const Params&>(p))) return error;
     const int64_t step = p.batch;
     p.q = static_cast<const uint16_t*>(p.q) + step * p.q_strides.batch;
     p.k = static_cast<const uint16_t*>(p.k) + step * p.k_strides.batch;
@@ -68,6 +59,31 @@ inline int launch(const Instance& instance, Grid grid, Params p, int device, cud
     p.lse += step * p.lse_strides.batch;
   }
   return cudaSuccess;
+}
+
+// Lets the kernel have so many bytes of dynamic shared memory.
+template <class Kernel>
+cudaError_t allow_shared(Kernel* kernel, int bytes) {
+  if (bytes <= kDefaultShared) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+inline int launch(const Instance& instance, Grid grid, const Params& p, int device, cudaStream_t stream) {
+  const DeviceGuard guard(device);
+  if (guard.error != cudaSuccess) return guard.error;
+  if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes)) return error;
+  if (grid == Grid::single) {
+    instance.kernel<<<1, instance.threads, instance.shared_bytes, stream>>>(p);
+    return cudaGetLastError();
+  }
+  return for_batches(p, [&](const Params& part) {
+    instance.kernel<<<blocks(part, instance.tile_m), instance.threads, instance.shared_bytes, stream>>>(part);
+    if (part.splits > 1) {
+      const int64_t rows = static_cast<int64_t>(part.batch) * part.heads_q * part.seq_q;
+      instance.combine<<<(rows + kCombineRows - 1) / kCombineRows, kCombineRows * 32, 0, stream>>>(part);
+    }
+    return cudaGetLastError();
+  });
 }
 
 inline int multiprocessors(int device) {

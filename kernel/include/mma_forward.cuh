@@ -5,9 +5,11 @@
 
 #include "launch.cuh"
 #include "plan.h"
+#include "ptx_hopper.cuh"
 #include "softmax.cuh"
 #include "swizzle.h"
 #include "tensor.cuh"
+#include "tensor_map.cuh"
 
 namespace flashladder {
 
@@ -28,11 +30,22 @@ struct MmaForward {
   static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0 && kWarpM * kRowWarps == kM && kWarpN * kKeyWarps == kN);
   static_assert(C.stages != 1, "0: through registers; 2 or more: by cp.async");
 
+  // Rows of 16-byte chunks. TMA writes panels of 64 columns, all rows of one before the next.
+  static constexpr bool kTma = C.loads == Loads::tma;
+  static constexpr int kRowChunks = kTma ? kPanelColumns / 8 : kChunks;
+  template <int kRows>
+  struct Tile {
+    Chunk<T> panels[kChunks / kRowChunks][kRows][kRowChunks];
+    __device__ Chunk<T>& at(int row, int chunk) {
+      return panels[chunk / kRowChunks][row][place(row, chunk % kRowChunks)];
+    }
+  };
+
   struct Shared {
-    Chunk<T> q[kM][kChunks];
+    Tile<kM> q;
     union {
       struct {
-        Chunk<T> k[kBuffers][kN][kChunks], v[kBuffers][kN][kChunks];
+        Tile<kN> k[kBuffers], v[kBuffers];
       };
       struct {
         float2 o[kKeyWarps][kM][D / 2];
@@ -43,7 +56,10 @@ struct MmaForward {
   static constexpr int kWeightChunks = kWarpN / 8;  // a row of a warp's weights
   static constexpr int kTensorBytes = kKeyWarps > 1 ? sizeof(Shared) : offsetof(Shared, k) + kBuffers * kTileBytes;
   static constexpr int kWeightBytes = C.weights_in_shared ? kM * kN * sizeof(T) : 0;  // behind the tensors
-  static constexpr int kSharedBytes = kTensorBytes + kWeightBytes;
+  struct Arrivals {
+    uint64_t q, kv[kBuffers];
+  };
+  static constexpr int kThreads = C.threads, kSharedBytes = kTensorBytes + kWeightBytes + kTma * sizeof(Arrivals);
   // Of a block on sm_86 and sm_89, less what the driver takes. P through shared memory is for larger ones alone.
   static_assert(kSharedBytes <= 99 * 1024 || C.weights_in_shared);
 
@@ -76,8 +92,8 @@ struct MmaForward {
   // Rows past the end are zero-filled: a masked weight of 0 times garbage may be NaN. Unrolled whole, so that the loads
   // are in flight together: two at a time, r08 took 24 us at the reference cell of an H200 where it takes 14.
   template <int kRows>
-  static __device__ void load_tile(Chunk<T> (&tile)[kRows][kChunks], const T* source, int64_t row_stride, int first,
-                                   int rows, int head_dim) {
+  static __device__ void load_tile(Tile<kRows>& tile, const T* source, int64_t row_stride, int first, int rows,
+                                   int head_dim) {
     constexpr int kPass = C.threads / kChunks;  // rows that the block's threads cover at once
     static_assert(C.threads % kChunks == 0 && kRows % kPass == 0);
     const int thread_row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
@@ -86,7 +102,7 @@ struct MmaForward {
     for (int i = 0; i < kRows; i += kPass, from += kPass * row_stride) {
       const int row = i + thread_row;
       const bool inside = first + row < rows && is_column(chunk, head_dim);
-      Chunk<T>* to = &tile[row][place(row, chunk)];
+      Chunk<T>* to = &tile.at(row, chunk);
       if constexpr (kStages > 0) {
         ptx::cp_async(to, inside ? from : source, inside ? 16 : 0);
       } else {
@@ -100,17 +116,19 @@ struct MmaForward {
   // Shared address of a lane's row of fragments, at chunk 0 or 1; `at` moves it by an even number of chunks. Not kept
   // over the loop for every chunk: those would be registers.
   template <int kRows>
-  static __device__ uint32_t row_address(const Chunk<T> (&tile)[kRows][kChunks], int row, int chunk) {
-    return ptx::shared_address(&tile[row][place(row, chunk)]);
+  static __device__ uint32_t row_address(Tile<kRows>& tile, int row, int chunk) {
+    return ptx::shared_address(&tile.at(row, chunk));
   }
+  template <int kRows>
   static __device__ uint32_t at(uint32_t address, int chunks) {
-    return C.swizzle == Swizzle::xor_chunk ? address ^ chunks * 16 : address + chunks * 16;
+    const int panel = chunks / kRowChunks * kRows * kRowBytes, bytes = chunks % kRowChunks * 16;
+    return panel + (C.swizzle == Swizzle::xor_chunk ? address ^ bytes : address + bytes);
   }
-  static constexpr int kRowBytes = D * sizeof(T);
+  static constexpr int kRowBytes = kRowChunks * sizeof(Chunk<T>);
 
   static __device__ void load_q(Fragment (&q)[kFragments], uint32_t q_row, int d) {
 #pragma unroll
-    for (int f = 0; f < kFragments; ++f) ptx::ldmatrix(q[f], at(q_row, d * 2) + f * 16 * kRowBytes);
+    for (int f = 0; f < kFragments; ++f) ptx::ldmatrix(q[f], at<kM>(q_row, d * 2) + f * 16 * kRowBytes);
   }
 
   // Scores of the warp's rows against its keys of the tile: s[.][n] covers keys 8 n to 8 n + 7 of them.
@@ -123,7 +141,7 @@ struct MmaForward {
 #pragma unroll
       for (int n = 0; n < kWarpN / 8; n += 2) {
         Fragment k;
-        ptx::ldmatrix(k, at(k_row, d * 2) + n * 8 * kRowBytes);
+        ptx::ldmatrix(k, at<kN>(k_row, d * 2) + n * 8 * kRowBytes);
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
           const Fragment& rows =
@@ -214,7 +232,7 @@ struct MmaForward {
 #pragma unroll
       for (int n = 0; n < D / 8; n += 2) {
         Fragment v;
-        ptx::ldmatrix_trans(v, at(v_row, n) + block * 16 * kRowBytes);
+        ptx::ldmatrix_trans(v, at<kN>(v_row, n) + block * 16 * kRowBytes);
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
           ptx::mma<T>(o[f][n], p[f], v[0], v[1]);
@@ -314,7 +332,19 @@ struct MmaForward {
     }
   }
 
-  static __device__ void run(const Params& p) {
+  // Box by box, by one thread.
+  template <int kRows>
+  static __device__ void load_boxes(Tile<kRows>& tile, const TensorMap& map, uint64_t* arrival, int row, int head,
+                                    int batch) {
+#pragma unroll
+    for (int panel = 0; panel < kChunks / kRowChunks; ++panel)
+      ptx::tma_load(tile.panels[panel], &map.map, arrival, panel * kPanelColumns, row, head * map.head_step,
+                    batch * map.batch_step);
+  }
+
+  // maps: one TensorMaps when Loads::tma, else nothing.
+  template <class... Maps>
+  static __device__ void run(const Params& p, const Maps&... maps) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
     const int batch = blockIdx.z, head = blockIdx.y;
@@ -329,7 +359,28 @@ struct MmaForward {
     const int tiles = ceil_div(visible_keys(p, min(m0 + kM, p.seq_q) - 1), kN), share = ceil_div(tiles, splits);
     const int first = split * share, end = min(tiles, first + share);
 
+    [[maybe_unused]] Arrivals& arrivals = *reinterpret_cast<Arrivals*>(dynamic_shared + kTensorBytes + kWeightBytes);
+    if constexpr (kTma) {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_init(&arrivals.q, 1);
+        for (uint64_t& arrival : arrivals.kv) ptx::mbarrier_init(&arrival, 1);
+        ptx::fence_mbarrier_init();
+        ptx::mbarrier_arrive_expect(&arrivals.q, sizeof smem.q);
+        (load_boxes(smem.q, maps.q, &arrivals.q, m0, head, batch), ...);
+      }
+    }
+
     const auto load_kv = [&](int tile) {
+      if constexpr (kTma) {
+        if (tile < end && threadIdx.x == 0) {
+          const int buffer = tile % kBuffers;
+          uint64_t* arrival = &arrivals.kv[buffer];
+          ptx::mbarrier_arrive_expect(arrival, kTileBytes);
+          (load_boxes(smem.k[buffer], maps.k, arrival, tile * kN, kv_head(p, head), batch), ...);
+          (load_boxes(smem.v[buffer], maps.v, arrival, tile * kN, kv_head(p, head), batch), ...);
+        }
+        return;
+      }
       if (tile < end) {
         load_tile(smem.k[tile % kBuffers], k, p.k_strides.row, tile * kN, p.seq_k, p.head_dim);
         load_tile(smem.v[tile % kBuffers], v, p.v_strides.row, tile * kN, p.seq_k, p.head_dim);
@@ -337,14 +388,15 @@ struct MmaForward {
       if constexpr (kStages > 0) ptx::cp_async_commit();
     };
 
-    load_tile(smem.q, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
+    if constexpr (!kTma) load_tile(smem.q, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
     if constexpr (kStages > 0) {
-      ptx::cp_async_commit();
+      if constexpr (!kTma) ptx::cp_async_commit();
 #pragma unroll
       for (int i = 0; i < kStages - 1; ++i) load_kv(first + i);
-      ptx::cp_async_wait<kStages - 1>();
+      if constexpr (!kTma) ptx::cp_async_wait<kStages - 1>();
     }
     __syncthreads();
+    if constexpr (kTma) ptx::mbarrier_wait(&arrivals.q, 0);
     QFragments q_registers;
     const uint32_t q_row = row_address(smem.q, warp_row + lane % 16, lane / 16);
     if constexpr (kQInRegisters) {
@@ -369,7 +421,10 @@ struct MmaForward {
 
     for (int tile = first; tile < end; ++tile) {
       if constexpr (kStages > 0) {
-        ptx::cp_async_wait<kStages - 2>();
+        if constexpr (kTma)
+          ptx::mbarrier_wait(&arrivals.kv[tile % kBuffers], (tile - first) / kBuffers % 2);
+        else
+          ptx::cp_async_wait<kStages - 2>();
         __syncthreads();  // the tile has arrived, and the tile before it is consumed
         load_kv(tile + kStages - 1);
       } else {
@@ -410,7 +465,7 @@ struct MmaForward {
         const float inverse = inverse_sum(rows.sum[f][r]);
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
-          reinterpret_cast<uint32_t&>(smem.q[row][place(row, n)].x[at.column]) =
+          reinterpret_cast<uint32_t&>(smem.q.at(row, n).x[at.column]) =
               pack(T(), o[f][n][r * 2] * inverse, o[f][n][r * 2 + 1] * inverse);
         if (at.column == 0 && m0 + row < p.seq_q)
           lse[(m0 + row) * p.lse_strides.row] = log_sum_exp(rows.max[f][r], rows.sum[f][r]);
@@ -423,7 +478,7 @@ struct MmaForward {
       const int row = warp_row + i / kChunks, chunk = i % kChunks;
       if (m0 + row < p.seq_q && is_column(chunk, p.head_dim))
         reinterpret_cast<uint4*>(out + (m0 + row) * p.o_strides.row)[chunk] =
-            reinterpret_cast<const uint4&>(smem.q[row][place(row, chunk)]);
+            reinterpret_cast<const uint4&>(smem.q.at(row, chunk));
     }
   }
 
@@ -534,6 +589,11 @@ Tile plan(Params& p, int multiprocessors) {
   return choose_tile(p, multiprocessors);
 }
 
+// As the launch of a TmaInstance; a rung that plans has a grid of query tiles.
+inline int launch(const Instance& instance, const Params& p, Dtype, int device, cudaStream_t stream) {
+  return launch(instance, Grid::query_tile, p, device, stream);
+}
+
 }  // namespace flashladder
 
 #define FLASHLADDER_MMA_KERNEL(NAME, SUFFIX, CONFIG, T, D) \
@@ -573,49 +633,62 @@ Tile plan(Params& p, int multiprocessors) {
     return &rung;                                                                                                \
   }
 
-#define FLASHLADDER_PLANNED_KERNELS(ID, SUFFIX, CONFIG, T, D)                                                    \
+// The kernels for smaller grids and what joins the parts of split keys, with the Instances of the former.
+#define FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, CONFIG, T, D)                                                    \
   constexpr flashladder::Config ID##_medium_config_##SUFFIX = flashladder::medium(CONFIG, D);                    \
   constexpr flashladder::Config ID##_small_config_##SUFFIX = flashladder::small(CONFIG, D);                      \
-  FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, SUFFIX, CONFIG, T, D)                                                    \
   FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_medium_##SUFFIX, SUFFIX, ID##_medium_config_##SUFFIX, T, D)              \
   FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_small_##SUFFIX, SUFFIX, ID##_small_config_##SUFFIX, T, D)                \
   FLASHLADDER_KERNEL(ID##_combine_##SUFFIX, SUFFIX, (flashladder::kCombineRows * 32),                            \
                      (flashladder::combine_splits<T, D>(p)))                                                     \
-  const flashladder::Instance ID##_instances_##SUFFIX[] = {                                                      \
-      flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX),                                                    \
+  const flashladder::Instance ID##_smaller_##SUFFIX[] = {                                                        \
       flashladder::mma_instance<ID##_medium_config_##SUFFIX, T, D>(ID##_medium_##SUFFIX, ID##_combine_##SUFFIX), \
       flashladder::mma_instance<ID##_small_config_##SUFFIX, T, D>(ID##_small_##SUFFIX, ID##_combine_##SUFFIX)};
 
-#define FLASHLADDER_PLANNED_SHARED(ID, SUFFIX)                             \
-  {#ID "_" #SUFFIX, ID##_instances_##SUFFIX[0].shared_bytes},              \
-      {#ID "_medium_" #SUFFIX, ID##_instances_##SUFFIX[1].shared_bytes}, { \
-    #ID "_small_" #SUFFIX, ID##_instances_##SUFFIX[2].shared_bytes         \
+#define FLASHLADDER_PLANNED_KERNELS(ID, SUFFIX, CONFIG, T, D) \
+  FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, SUFFIX, CONFIG, T, D) \
+  FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, CONFIG, T, D)       \
+  const flashladder::Instance ID##_instance_##SUFFIX = flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX);
+
+#define FLASHLADDER_PLANNED_SHARED(ID, SUFFIX)                           \
+  {#ID "_" #SUFFIX, ID##_instance_##SUFFIX.shared_bytes},                \
+      {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, { \
+    #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes         \
+  }
+
+// Of a rung with kernels of three sizes, `LARGE` the type of its own one's Instance, `ENQUEUE` how that is launched and
+// `PLAN` what chooses.
+#define FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, LARGE, ENQUEUE, PLAN)                                                \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                                         \
+    using namespace flashladder;                                                                                   \
+    static const LARGE large[2][2] = {{ID##_instance_fp16_d64, ID##_instance_fp16_d128},                           \
+                                      {ID##_instance_bf16_d64, ID##_instance_bf16_d128}};                          \
+    static const Instance* const smaller[2][2] = {{ID##_smaller_fp16_d64, ID##_smaller_fp16_d128},                 \
+                                                  {ID##_smaller_bf16_d64, ID##_smaller_bf16_d128}};                \
+    static const DynamicShared shared[] = {                                                                        \
+        FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),                       \
+        FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)};                      \
+    static const Rung rung{#ID,                                                                                    \
+                           CONFIG,                                                                                 \
+                           [](const Params& p, Dtype dtype, Tile tile, int device, void* to) {                     \
+                             const auto stream = static_cast<cudaStream_t>(to);                                    \
+                             const int type = static_cast<int>(dtype), wide = p.head_dim > 64;                     \
+                             if (tile == Tile::large) return ENQUEUE(large[type][wide], p, dtype, device, stream); \
+                             const Instance& instance = smaller[type][wide][tile == Tile::small];                  \
+                             return launch(instance, CONFIG.grid, p, device, stream);                              \
+                           },                                                                                      \
+                           error_name,                                                                             \
+                           PLAN,                                                                                   \
+                           multiprocessors,                                                                        \
+                           shared,                                                                                 \
+                           12};                                                                                    \
+    return &rung;                                                                                                  \
   }
 
 // A kernel a tile size for each dtype and head dimension; plan.h chooses.
-#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                                                                     \
-  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                                                  \
-  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                                                \
-  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                                           \
-  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                                         \
-  extern "C" const flashladder::Rung* flashladder_rung() {                                                       \
-    using namespace flashladder;                                                                                 \
-    static const Instance* const instances[2][2] = {{ID##_instances_fp16_d64, ID##_instances_fp16_d128},         \
-                                                    {ID##_instances_bf16_d64, ID##_instances_bf16_d128}};        \
-    static const DynamicShared shared[] = {                                                                      \
-        FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),                     \
-        FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)};                    \
-    static const Rung rung{#ID,                                                                                  \
-                           CONFIG,                                                                               \
-                           [](const Params& p, Dtype dtype, Tile tile, int device, void* stream) {               \
-                             const Instance* kernels = instances[static_cast<int>(dtype)][p.head_dim > 64];      \
-                             const Instance& instance = kernels[static_cast<int>(tile)];                         \
-                             return launch(instance, CONFIG.grid, p, device, static_cast<cudaStream_t>(stream)); \
-                           },                                                                                    \
-                           error_name,                                                                           \
-                           plan<CONFIG.pack_heads>,                                                              \
-                           multiprocessors,                                                                      \
-                           shared,                                                                               \
-                           12};                                                                                  \
-    return &rung;                                                                                                \
-  }
+#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                             \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)          \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)        \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)   \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128) \
+  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, Instance, launch, plan<CONFIG.pack_heads>)

@@ -50,6 +50,13 @@ enum class Product : int32_t {
   wmma_qk,        // Q K^T by WMMA, P V by fp32 FMA
   wmma,           // both by WMMA, through shared memory
   mma_registers,  // both by mma.sync; scores and weights stay in registers
+  wgmma,          // both by wgmma; scores, weights and O stay in registers
+};
+
+// Who brings Q, K and V into shared memory.
+enum class Loads : int32_t {
+  threads,  // all of them, through registers or by cp.async
+  tma,      // one thread, by tensor maps; mbarriers tell what has arrived
 };
 
 // What makes a rung: a child differs from its parent in exactly the fields that experiments/ladder.toml declares.
@@ -73,6 +80,11 @@ struct Config {
   bool pack_heads = false;         // one query row: the query heads of a KV head become the rows of one tile
   bool weights_in_shared = false;  // P goes through shared memory to P V; else it stays in registers
   bool half_scores = false;        // Q K^T is accumulated in fp16, for float16 alone
+  Loads loads = Loads::threads;
+  bool specialized = false;  // a warpgroup of its own issues the loads, and leaves its registers to the others
+  bool ping_pong = false;    // warpgroups take turns on the tensor cores
+  bool overlap = false;      // P V of a tile runs beside the softmax of the next
+  bool persistent = false;   // a block an SM, which computes query tiles one after the other
 };
 
 // Which of a rung's kernels computes a problem, where it has several.
@@ -103,6 +115,11 @@ struct Rung {
   const DynamicShared* dynamic_shared;
   int32_t dynamic_shared_count;
 };
+
+// Whether TMA can read such rows: it knows no step back, and no row twice.
+constexpr bool tma_reads(const Strides& strides, int64_t rows) {
+  return strides.batch >= 0 && strides.head >= 0 && (rows <= 1 || strides.row > 0);
+}
 
 // Head dimension of the kernel that computes `head_dim`: K, V and the parts of O are that wide inside it.
 constexpr int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : 128; }

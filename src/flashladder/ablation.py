@@ -364,7 +364,7 @@ def bottleneck_table(run: RunDir) -> str:
 
 
 def explanation(run: RunDir, rung: str, shape: str | None) -> str:
-    """One screen on a rung at a shape, by its id, with the reference's dtype and mask; the reference by default.
+    """One screen on a rung at a shape, by its id, with the reference's dtype and mask; by default the leg's.
 
     Raises FlashladderError on an unknown rung or a shape without a record.
     """
@@ -372,7 +372,7 @@ def explanation(run: RunDir, rung: str, shape: str | None) -> str:
     results = diagnose.load_results(run, ladder)
     (chosen,) = ladder.select((rung,))
     cells = [c for c in results.cells if (c.dtype, c.mask) == (ladder.reference.dtype, ladder.reference.mask)]
-    cell = next((c for c in cells if c.shape.id == shape), None) if shape else ladder.reference
+    cell = next((c for c in cells if c.shape.id == shape), None) if shape else ladder.cell_of(chosen)
     if cell is None:
         raise FlashladderError(
             f"no record of {shape!r} in this run; expected one of {', '.join(c.shape.id for c in cells)}"
@@ -389,7 +389,9 @@ def peer_tables(run: RunDir) -> str:
 
 def terminal_table(run: RunDir) -> str:
     """The ablation table for a terminal."""
-    table = tables.ablation(diagnose.load_results(run, load_ladder()), run.builds(), run.info)
-    narrow = table.without("change", *tables.RESOURCE_COLUMNS)
-    cell = load_ladder().reference
-    return f"{cell.id}\n{tables.terminal(narrow)}"
+    results = diagnose.load_results(run, load_ladder())
+    parts = []
+    for leg in diagnose.legs(results):
+        table = tables.ablation(results, run.builds(), run.info, leg).without("change", *tables.RESOURCE_COLUMNS)
+        parts.append(f"{leg.cell.id}\n{tables.terminal(table)}")
+    return "\n\n".join(parts)

@@ -255,7 +255,9 @@ def static_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> list
         for kernel in record.kernels:
             if "_combine_" in kernel.kernel:  # joins parts of split keys: no products, no tiles
                 continue
-            if kernel.sass and (missing := sass.missing_opcodes(rung.sass, kernel.sass)):
+            is_smaller = "_medium_" in kernel.kernel or "_small_" in kernel.kernel
+            opcodes = rung.smaller_sass if is_smaller and rung.smaller_sass is not None else rung.sass
+            if kernel.sass and (missing := sass.missing_opcodes(opcodes, kernel.sass)):
                 faults.append(f"{kernel.kernel} on {kernel.arch}: no {', '.join(missing)} in its machine code")
         parent = by_id.get(rung.parent or "")
         if parent is not None and parent.status == "built":

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from flashladder import bottleneck, flops, ncu, stats
 from flashladder.check import refusal
 from flashladder.errors import FlashladderError
-from flashladder.ladder import CONTROL, Ladder, gpu_named
+from flashladder.ladder import CONTROL, Ladder, Leg, gpu_named
 from flashladder.model import (
     ArmStats,
     ArmTiming,
@@ -318,14 +318,15 @@ _CORRECTIONS: dict[Relation, tuple[Correction, Callable[[ArrayLike], NDArray[np.
 def _predictions(
     ladder: Ladder, comparisons: Sequence[Comparison], arms: Sequence[ArmStats], profiles: Sequence[NcuRecord]
 ) -> list[PredictionOutcome]:
-    at_reference = {c.arm: c for c in comparisons if c.relation == "parent" and c.cell == ladder.reference}
-    states = {a.arm: a for a in arms if a.cell == ladder.reference}
-    counters = {p.arm: p for p in profiles if p.cell == ladder.reference}
-    return [
-        _outcome(rung, prediction, at_reference.get(rung.id), states, counters)
-        for rung in (*ladder.rungs, *(v for v in ladder.variants if v.id in states))
-        for prediction in rung.predictions
-    ]
+    steps = {(c.cell, c.arm): c for c in comparisons if c.relation == "parent"}
+    measured = {a.arm for a in arms}
+    outcomes = []
+    for rung in (*ladder.rungs, *(v for v in ladder.variants if v.id in measured)):
+        cell = ladder.cell_of(rung)
+        states = {a.arm: a for a in arms if a.cell == cell}
+        counters = {p.arm: p for p in profiles if p.cell == cell}
+        outcomes += [_outcome(rung, p, steps.get((cell, rung.id)), states, counters) for p in rung.predictions]
+    return outcomes
 
 
 def _outcome(
@@ -364,12 +365,12 @@ def _outcome(
 
 
 def _counter_ratio(rung: Rung, metric: str, counters: dict[str, NcuRecord]) -> tuple[float | None, str | None]:
-    """The rung's counter over its parent's at the reference cell; or None and why."""
+    """The rung's counter over its parent's; or None and why."""
     values = []
     for name in (rung.id, rung.parent or ""):
         profile = counters.get(name)
         if profile is None:
-            return None, f"{name or 'the parent'} was not profiled at the reference cell"
+            return None, f"{name or 'the parent'} was not profiled at the cell that it is read at"
         if profile.cause is not None:
             return None, f"{name}: {profile.cause}"
         found = ncu.main_kernel(profile.kernels).metrics.get(metric)
@@ -388,7 +389,7 @@ def _why_not(rung: Rung, step: Comparison | None, states: dict[str, ArmStats]) -
         return f"{step.verdict}: {step.n} blocks in which both ran"
     for name in (rung.id, rung.parent):
         if name not in states:
-            return "the reference cell was not timed"
+            return "the cell that it is read at was not timed"
         if states[name].status != "timed":
             return f"{name} {states[name].status}: {states[name].reason}"
     raise AssertionError(f"{rung.id} and its parent are timed but not compared")
@@ -499,3 +500,10 @@ def load_results(run: RunDir, ladder: Ladder) -> Results:
         )
     name = run.info.machine.gpu
     return Results(records, ladder, run.profiles(), gpu_named(name) if name else None)
+
+
+def legs(results: Results) -> list[Leg]:
+    """The legs of the ladder of which something was measured; the first in any case."""
+    measured = set(results.rungs)
+    first, *others = results.ladder.legs
+    return [first, *(leg for leg in others if measured & {rung.id for rung in leg.rungs[1:]})]

@@ -65,7 +65,7 @@ def quick_cases(selection: Selection) -> list[str]:
 
 def concerns(case: Case, rung: Rung) -> bool:
     """Whether the case can show more of this rung than the edges do: split keys only where keys are split."""
-    return case.family != "split" or "splits" in load_ladder().changes_up_to(rung)
+    return case.family != "split" or load_ladder().has(rung, "splits")
 
 
 @dataclass

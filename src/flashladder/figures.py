@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flashladder import bottleneck, flops
-from flashladder.diagnose import Results
+from flashladder.diagnose import Results, legs
+from flashladder.ladder import Leg
 from flashladder.model import ArmStats, Cell
 from flashladder.summary import champion
 from flashladder.tables import headline_cells, number, shape
@@ -73,14 +74,23 @@ class Plot:
 
 
 def _ladder_alt(results: Results) -> str:
-    reference = results.ladder.reference
-    times = [(name, us) for name in results.rungs if (us := results.median_us(reference, name)) is not None]
+    return " ".join(_leg_alt(results, leg) for leg in legs(results))
+
+
+def _leg_alt(results: Results, leg: Leg) -> str:
+    cell = leg.cell
+    times = [(name, us) for name in _names(results, leg) if (us := results.median_us(cell, name)) is not None]
     if not times:
-        return f"No rung was timed at {shape(reference)}."
+        return f"No rung was timed at {shape(cell)}."
     steps = ", ".join(f"{name} {number(us)} us" for name, us in times)
-    baseline = results.median_us(reference, results.ladder.baseline)
+    baseline = results.median_us(cell, results.ladder.baseline)
     against = "" if baseline is None else f"; {results.ladder.baseline} {number(baseline)} us"
-    return f"Time of each rung at {shape(reference)}, {reference.dtype}, {reference.mask}: {steps}{against}."
+    return f"Time of each rung at {shape(cell)}, {cell.dtype}, {cell.mask}: {steps}{against}."
+
+
+def _names(results: Results, leg: Leg) -> list[str]:
+    """The leg's rungs that have records."""
+    return [rung.id for rung in leg.rungs if rung.id in results.rungs]
 
 
 def _scaling_alt(results: Results) -> str:
@@ -131,16 +141,22 @@ def _say(axes: Axes, text: str) -> None:
 
 
 def _ladder(figure: Figure, results: Results) -> None:
-    reference, names = results.ladder.reference, results.rungs
-    figure.set_size_inches(7.2, 1.3 + 0.34 * max(len(names), 2))
-    axes = figure.add_subplot()
-    arms = {name: arm for name in names if (arm := results.arm(reference, name)) is not None}
+    parts = legs(results)
+    rows = [max(len(_names(results, leg)), 2) for leg in parts]
+    figure.set_size_inches(7.2, 1.3 * len(parts) + 0.34 * sum(rows))
+    for axes, leg in zip(figure.subplots(len(parts), height_ratios=rows, squeeze=False)[:, 0], parts, strict=True):
+        _leg(axes, results, leg)
+
+
+def _leg(axes: Axes, results: Results, leg: Leg) -> None:
+    cell, names = leg.cell, _names(results, leg)
+    arms = {name: arm for name in names if (arm := results.arm(cell, name)) is not None}
     timed = {name: arm for name, arm in arms.items() if arm.device_us is not None}
     if not timed:
-        _say(axes, _ladder_alt(results))
+        _say(axes, _leg_alt(results, leg))
         return
-    baseline = results.median_us(reference, results.ladder.baseline)
-    medians = [us for name in (*names, results.ladder.baseline) if (us := results.median_us(reference, name))]
+    baseline = results.median_us(cell, results.ladder.baseline)
+    medians = [us for name in (*names, results.ladder.baseline) if (us := results.median_us(cell, name))]
     _time_axis(axes, medians)
     if baseline is not None:
         axes.axvline(baseline, color=BASELINE, linestyle="--", linewidth=1)
@@ -148,7 +164,7 @@ def _ladder(figure: Figure, results: Results) -> None:
         axes.text(baseline, 1.01, label, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
     for row, name in enumerate(names):
         if name in timed:
-            _rung(axes, row, timed[name], _step(results, name))
+            _rung(axes, row, timed[name], _step(results, leg, name))
         else:
             status = arms[name].status if name in arms else "not measured"
             text = axes.text(0.01, row, status, transform=axes.get_yaxis_transform(), va="center", color=GREY)
@@ -157,7 +173,7 @@ def _ladder(figure: Figure, results: Results) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(
         "device time a launch (us, log scale), and the parent's time over it (\u00d7)\n"
-        f"{shape(reference)}, {reference.dtype}, {reference.mask}"
+        f"{shape(cell)}, {cell.dtype}, {cell.mask}"
     )
 
 
@@ -185,10 +201,10 @@ def _rung(axes: Axes, row: int, arm: ArmStats, step: str) -> None:
     axes.annotate(label, (high, row), xytext=(7, 0), textcoords="offset points", va="center", bbox=_WHITE)
 
 
-def _step(results: Results, name: str) -> str:
+def _step(results: Results, leg: Leg, name: str) -> str:
     """The speed-up against the parent; a difference that is not established says so."""
-    parent = next((rung.parent for rung in results.ladder.rungs if rung.id == name), None)
-    step = results.comparison(results.ladder.reference, name, parent) if parent is not None else None
+    parent = results.ladder[name].parent
+    step = results.comparison(leg.cell, name, parent) if parent is not None else None
     if step is None or step.ratio is None:
         return ""
     doubt = "" if step.verdict in ("faster", "slower") else f" ({step.verdict})"
@@ -349,18 +365,23 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
 # --- counters -------------------------------------------------------------------------------------------------------
 
 
-def _profiled(results: Results) -> list[str]:
-    """The rungs and peers with counters at the reference cell."""
-    cell = results.ladder.reference
-    return [name for name in (*results.rungs, *results.peers) if results.counter(cell, name, bottleneck.DURATION)]
+def _profiled(results: Results) -> list[tuple[Cell, str]]:
+    """The rungs and peers with counters at the cells that the ladder is read at."""
+    return [
+        (leg.cell, name)
+        for leg in legs(results)
+        for name in (*_names(results, leg), *results.peers)
+        if results.counter(leg.cell, name, bottleneck.DURATION)
+    ]
 
 
 def _counters_alt(what: str) -> Callable[[Results], str]:
     def alt(results: Results) -> str:
-        names = _profiled(results)
-        if not names:
-            return f"{what}: nothing was profiled at {shape(results.ladder.reference)}."
-        return f"{what} of {', '.join(names)} at {shape(results.ladder.reference)}."
+        parts = []
+        for leg in legs(results):
+            names = [name for cell, name in _profiled(results) if cell == leg.cell]
+            parts.append(f"{', '.join(names) if names else 'nothing was profiled'} at {shape(leg.cell)}")
+        return f"{what} of {'; '.join(parts)}."
 
     return alt
 
@@ -369,32 +390,33 @@ _STALLS_ALT = _counters_alt("Cycles a warp waits for each issued instruction, by
 _PIPES_ALT = _counters_alt("How busy pipes and memories are, in per cent of their peak,")
 
 
-def _rows(figure: Figure, results: Results, alt: str) -> tuple[Axes | None, list[str]]:
+def _rows(figure: Figure, results: Results, alt: str) -> tuple[Axes | None, list[tuple[Cell, str]]]:
     """Axes with a row for each profiled kernel, the first on top; None, and `alt` in their place, without any."""
-    names = _profiled(results)
-    figure.set_size_inches(7.2, 1.5 + 0.3 * len(names))
+    rows = _profiled(results)
+    figure.set_size_inches(7.2, 1.5 + 0.3 * len(rows))
     axes = figure.add_subplot()
-    if not names:
+    if not rows:
         _say(axes, alt)
-        return None, names
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+        return None, rows
+    first = rows[0][0]
+    labels = [name if cell == first else f"{name}, {shape(cell)}" for cell, name in rows]
+    axes.set_yticks(range(len(rows)), labels)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="x")
-    return axes, names
+    return axes, rows
 
 
 def _stalls(figure: Figure, results: Results) -> None:
-    axes, names = _rows(figure, results, _STALLS_ALT(results))
+    axes, rows = _rows(figure, results, _STALLS_ALT(results))
     if axes is None:
         return
-    cell = results.ladder.reference
     colours = itertools.cycle(itertools.product(("", "////"), PALETTE))
-    left = [0.0] * len(names)
+    left = [0.0] * len(rows)
     for reason, (hatch, colour) in zip((*bottleneck.STALLS, "not_selected"), colours, strict=False):
-        widths = [results.counter(cell, name, bottleneck.stall(reason)) or 0.0 for name in names]
+        widths = [results.counter(cell, name, bottleneck.stall(reason)) or 0.0 for cell, name in rows]
         if any(widths):
             label = reason.replace("_", " ")
-            axes.barh(range(len(names)), widths, left=left, color=colour, hatch=hatch, height=0.7, label=label)
+            axes.barh(range(len(rows)), widths, left=left, color=colour, hatch=hatch, height=0.7, label=label)
             left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_xlabel("cycles a warp waits for each issued instruction")
     figure.legend(loc="outside upper center", ncols=5)
@@ -413,14 +435,14 @@ _PIPE_LABELS = {
 
 
 def _pipes(figure: Figure, results: Results) -> None:
-    axes, names = _rows(figure, results, _PIPES_ALT(results))
+    axes, rows = _rows(figure, results, _PIPES_ALT(results))
     if axes is None:
         return
-    cell = results.ladder.reference
     for (label, metric), marker, colour in zip(
         _PIPE_LABELS.items(), itertools.cycle(MARKERS), itertools.cycle((*PALETTE, CHAMPION, BASELINE, GREY))
     ):
-        points = [(v, row) for row, name in enumerate(names) if (v := results.counter(cell, name, metric)) is not None]
+        values = [results.counter(cell, name, metric) for cell, name in rows]
+        points = [(value, row) for row, value in enumerate(values) if value is not None]
         if points:
             x, y = zip(*points, strict=True)
             axes.plot(x, y, linestyle="none", marker=marker, markersize=5, color=colour, label=label)

@@ -61,8 +61,15 @@ class _Reference(Record, frozen=True, kw_only=True):
     baseline: str
 
 
+class _LegEntry(Record, frozen=True, kw_only=True):
+    name: str
+    first: str
+    shape: _ShapeEntry
+
+
 class _LadderFile(Record, frozen=True, kw_only=True):
     reference: _Reference
+    leg: tuple[_LegEntry, ...] = ()
     rung: tuple[dict[str, Any], ...]
 
 
@@ -94,12 +101,23 @@ class Metrics(Record, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class Leg:
+    """A part of the ladder that is read at one cell. A later leg begins with the rung that it starts from."""
+
+    name: str
+    cell: Cell
+    rungs: tuple[Rung, ...]
+
+
+@dataclass(frozen=True)
 class Ladder:
     """The rungs in order, the cell and baseline that the ladder's table is read at, and the leave-one-out variants."""
 
     rungs: tuple[Rung, ...]
     reference: Cell
     baseline: str
+    turns: tuple[tuple[str, str, Cell], ...] = ()
+    """Where another cell shows the rungs better: (name of that leg, its first rung, its cell)."""
     variants: tuple[Rung, ...] = ()
     variant_shapes: tuple[str, ...] = ()
     """Ids of the shapes at which the variants are measured."""
@@ -110,13 +128,27 @@ class Ladder:
                 return rung
         raise FlashladderError(f"no rung {rung_id!r}; the ladder has {', '.join(r.id for r in self.rungs)}")
 
-    def changes_up_to(self, rung: Rung) -> set[str]:
-        """The configuration fields that the rung or one of its ancestors changed."""
-        changed = set(rung.changes)
-        while rung.parent is not None:
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        ids = [rung.id for rung in self.rungs]
+        starts = [0, *(ids.index(first) for _, first, _ in self.turns), len(ids)]
+        named = [("portable", self.reference), *((name, cell) for name, _, cell in self.turns)]
+        return tuple(
+            Leg(name, cell, self.rungs[max(start - 1, 0) : end])
+            for (name, cell), start, end in zip(named, starts[:-1], starts[1:], strict=True)
+        )
+
+    def cell_of(self, rung: Rung) -> Cell:
+        """The cell that a rung, or a variant with its parent, is read at."""
+        own = rung.id if rung in self.rungs else rung.parent
+        legs = [leg.cell for leg in self.legs if own in {r.id for r in leg.rungs}]
+        return legs[0] if legs else self.reference
+
+    def has(self, rung: Rung, field: str) -> bool:
+        """Whether the configuration field stands as a rung changed it, the last to touch it: `forced` puts it back."""
+        while field not in {*rung.changes, *rung.forced} and rung.parent is not None:
             rung = self[rung.parent]
-            changed |= set(rung.changes)
-        return changed
+        return field in rung.changes
 
     def select(self, names: tuple[str, ...]) -> tuple[Rung, ...]:
         """The rungs and variants that `names` (ids or their unambiguous prefixes) stand for, in order.
@@ -156,7 +188,12 @@ def parse_ladder(file: Path, variants: Path | None = None) -> Ladder:
     rungs = _parse_rungs(file, raw.rung, "rung", ())
     ref = raw.reference
     cell = Cell(shape=ref.shape.shape(), dtype=ref.dtype, causal=ref.mask == "causal")
-    ladder = Ladder(rungs=rungs, reference=cell, baseline=ref.baseline)
+    turns = []
+    for leg in raw.leg:
+        if leg.first not in {rung.id for rung in rungs}:
+            raise FlashladderError(f"{file}: leg {leg.name}: no rung {leg.first!r}")
+        turns.append((leg.name, leg.first, msgspec.structs.replace(cell, shape=leg.shape.shape())))
+    ladder = Ladder(rungs=rungs, reference=cell, baseline=ref.baseline, turns=tuple(turns))
     if variants is None:
         return ladder
     ablation = _load(variants, _AblationFile)

@@ -70,6 +70,8 @@ class Rung(Record, frozen=True, kw_only=True):
     min_arch: int = 80
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""
+    smaller_sass: tuple[str, ...] | None = None
+    """Those of the kernels for smaller grids where they are of another kind."""
     predictions: tuple[Prediction, ...] = ()
     finding: str | None = None
     """Why a predicted gain came out otherwise, from the profiler."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from flashladder import bottleneck, figures, stats, tables
 from flashladder.agreement import TOLERANCE
 from flashladder.build import static_faults
-from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, load_results
+from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, legs, load_results
 from flashladder.errors import FlashladderError
-from flashladder.ladder import Ladder, load_presets, preset_cells
+from flashladder.ladder import Ladder, Leg, load_presets, preset_cells
 from flashladder.model import Agreement, ArmStats, BuildRecord, Cell, CheckRecord, Comparison, RunInfo
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
@@ -55,10 +55,12 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
     document = _Document(run.info, load_results(run, ladder), run.builds(), run.agreements(), run.checks(), folder)
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document),
-        f"{folder}ablation.tex": _tex(_ablation(document, reasons=False).without("change", *tables.RESOURCE_COLUMNS)),
         f"{folder}headline.tex": _tex(tables.headline(document.results)),
         f"{folder}macros.tex": _macros(document),
     }
+    for leg in legs(document.results):
+        brief = _ablation(document, leg, reasons=False).without("change", *tables.RESOURCE_COLUMNS)
+        texts[f"{folder}ablation_{leg.name}.tex"] = _tex(brief)
     if readme is not None:
         texts[README] = _spliced(readme, _block(document))
     files = {path: text.encode() for path, text in texts.items()}
@@ -93,15 +95,16 @@ def _spliced(readme: str, block: str) -> str:
 def _block(document: _Document) -> str:
     info, results = document.info, document.results
     columns = ("TFLOP/s", "% of roofline", *tables.RESOURCE_COLUMNS, "predicted x parent")
-    reference = results.ladder.reference
     made = f"{_gpu(info)}, run {markdown_escape(info.id)} of {info.date[:10]}"
-    what = f"{shape(reference)}, {reference.dtype}, {reference.mask}"
+    ladder: list[str] = []
+    for leg in legs(results):
+        ladder += [f"{_at(leg)}:", markdown(_ablation(document, leg).without(*columns))]
     return _paragraphs(
         f"<!-- {GENERATED} -->",
-        f"{made}; {what}. {_best(results)}",
+        f"{made}. {_best(results)}",
         _incomplete(document, named=0),
         _image(document, "ladder"),
-        markdown(_ablation(document).without(*columns)),
+        *ladder,
         f"{READING} More in [OPTIMIZATION_REPORT.md](OPTIMIZATION_REPORT.md).",
     )
 
@@ -111,8 +114,10 @@ def _block(document: _Document) -> str:
 
 def _report(document: _Document) -> str:
     results = document.results
-    reference = results.ladder.reference
     headline = tables.headline(results)
+    ladder: list[str] = []
+    for leg in legs(results):
+        ladder += [f"### {_at(leg)}", markdown(_ablation(document, leg))]
     failures = tables.failures(results)
     incomplete = _incomplete(document)
     return _paragraphs(
@@ -124,9 +129,9 @@ def _report(document: _Document) -> str:
         markdown(tables.machine(document.info)),
         "## How the numbers were made",
         _bullets(_method(document)),
-        f"## The ladder at {shape(reference)}, {reference.dtype}, {reference.mask}",
+        "## The ladder",
         _image(document, "ladder"),
-        markdown(_ablation(document)),
+        *ladder,
         READING,
         "Registers, spills, shared memory and theoretical occupancy are those of the kernel for this dtype and head "
         "dimension. A dash: does not apply.",
@@ -171,9 +176,10 @@ def _evidence(document: _Document) -> list[str]:
 
 def _step_cards(document: _Document) -> list[str]:
     """What each step moved: counters and static instructions, the parent's beside the rung's."""
-    results, cell, arch = document.results, document.results.ladder.reference, document.info.machine.arch
+    results, arch = document.results, document.info.machine.arch
     parts = []
     for rung in results.ladder.rungs:
+        cell = results.ladder.cell_of(rung)
         both = (tables.counters_moved(results, rung, cell), tables.sass_diff(document.builds, rung, cell, arch))
         if both[0].rows:
             parts += [f"### {markdown_escape(rung.id)}: {markdown_escape(rung.change)}", *map(markdown, both)]
@@ -353,8 +359,12 @@ def _older(document: _Document) -> str | None:
     return f"**This run is of an earlier ladder: {markdown_escape('; '.join(faults))}.**"
 
 
-def _ablation(document: _Document, *, reasons: bool = True) -> tables.Table:
-    return tables.ablation(document.results, document.builds, document.info, reasons=reasons)
+def _ablation(document: _Document, leg: Leg, *, reasons: bool = True) -> tables.Table:
+    return tables.ablation(document.results, document.builds, document.info, leg, reasons=reasons)
+
+
+def _at(leg: Leg) -> str:
+    return f"{shape(leg.cell)}, {leg.cell.dtype}, {leg.cell.mask}"
 
 
 def _gpu(info: RunInfo) -> str:

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from flashladder import flops, ncu
 from flashladder.diagnose import Results
-from flashladder.ladder import Ladder, gpu_named
+from flashladder.ladder import Ladder, Leg, gpu_named
 from flashladder.model import (
     Agreement,
     ArmStats,
@@ -135,24 +135,27 @@ def _time(arm: ArmStats | None, reasons: bool) -> str:
     return f"{arm.status}: {_shortened(arm.reason or '')}" if reasons else arm.status
 
 
-# --- the ladder at the reference cell -------------------------------------------------------------------------------
+# --- the ladder -----------------------------------------------------------------------------------------------------
 
 
-def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo, *, reasons: bool = True) -> Table:
-    """The ladder at the reference cell, in ladder order, and the peers below it. A rung without numbers keeps its row.
+def ablation(
+    results: Results, builds: Sequence[BuildRecord], info: RunInfo, leg: Leg | None = None, *, reasons: bool = True
+) -> Table:
+    """A leg of the ladder at its cell, the first by default, in ladder order, and the peers below it.
+
+    A rung without numbers keeps its row.
 
     "x NAME" columns are NAME's time over the row's: the paired comparison where there is one, else of the medians.
     Without `reasons` what has no numbers says only its status.
     """
-    ladder = results.ladder
-    first = ladder.rungs[0].id
+    leg = leg or results.ladder.legs[0]
     columns = (
         "rung",
         "change",
         "time (us)",
         "x parent",
-        f"x {first}",
-        f"x {ladder.baseline}",
+        f"x {leg.rungs[0].id}",
+        f"x {results.ladder.baseline}",
         "TFLOP/s",
         "% of roofline",
         "registers",
@@ -166,14 +169,15 @@ def ablation(results: Results, builds: Sequence[BuildRecord], info: RunInfo, *, 
         (
             rung.id,
             rung.change,
-            *_measured(results, rung.id, rung.parent, reasons),
-            *_resources(by_rung.get(rung.id), ladder.reference, info),
+            *_measured(results, leg, rung.id, rung.parent, reasons),
+            *_resources(by_rung.get(rung.id), leg.cell, info),
             _prediction(results, rung.id),
         )
-        for rung in ladder.rungs
+        for rung in leg.rungs
     ]
     peers = [
-        (name, _peer(name), *_measured(results, name, None, reasons), *[NOT_APPLICABLE] * 5) for name in results.peers
+        (name, _peer(name), *_measured(results, leg, name, None, reasons), *[NOT_APPLICABLE] * 5)
+        for name in results.peers
     ]
     return Table(columns, (*rungs, *peers))
 
@@ -185,28 +189,27 @@ def _peer(name: str) -> str:
 RESOURCE_COLUMNS = ("registers", "spills (B)", "smem (B)", "occupancy")
 
 
-def _measured(results: Results, name: str, parent: str | None, reasons: bool) -> tuple[str, ...]:
+def _measured(results: Results, leg: Leg, name: str, parent: str | None, reasons: bool) -> tuple[str, ...]:
     """Time, the three ratios, TFLOP/s and % of roofline."""
-    ladder = results.ladder
-    arm = results.arm(ladder.reference, name)
-    step = results.comparison(ladder.reference, name, parent) if parent is not None else None
+    arm = results.arm(leg.cell, name)
+    step = results.comparison(leg.cell, name, parent) if parent is not None else None
     return (
         _time(arm, reasons),
         comparison(step) if parent is not None else NOT_APPLICABLE,
-        _against(results, name, ladder.rungs[0].id),
-        _against(results, name, ladder.baseline),
+        _against(results, leg.cell, name, leg.rungs[0].id),
+        _against(results, leg.cell, name, results.ladder.baseline),
         _optional(arm.tflops if arm is not None else None),
         _optional(arm.roofline_pct if arm is not None else None),
     )
 
 
-def _against(results: Results, name: str, other: str) -> str:
+def _against(results: Results, cell: Cell, name: str, other: str) -> str:
     if name == other:
         return NOT_APPLICABLE
-    paired = results.comparison(results.ladder.reference, name, other)
+    paired = results.comparison(cell, name, other)
     if paired is not None:
         return comparison(paired)
-    return _optional(results.ratio(results.ladder.reference, name, other))
+    return _optional(results.ratio(cell, name, other))
 
 
 def resources(build: BuildRecord, cell: Cell, arch: str | None) -> KernelResources | None:

@@ -71,7 +71,7 @@ def test_a_planted_bug_is_reported(name: str, tmp_path: Path) -> None:
 def test_every_synchronisation_is_needed(rung: str, tmp_path: Path) -> None:
     """A statement that this rung's configuration leaves out changes no code: it is no mutant."""
     source = (paths.ROOT / LADDER[rung].source).read_text()
-    plans = "splits" in LADDER.changes_up_to(LADDER[rung])
+    plans = LADDER.has(LADDER[rung], "splits")
     options = [replace(o, multiprocessors=sms) for o in OPTIONS for sms in (SMS if plans else SMS[:1])]
     found = [mutants.Mutant(LADDER[rung], "itself", source), *mutants.without_each_synchronisation(LADDER[rung])]
     itself, *libraries = mutants.build(found, tmp_path)

@@ -320,7 +320,7 @@ def test_predictions_without_a_measurement_say_why(whole: Results) -> None:
     assert (failed.outcome, failed.measured) == ("not measured", None)
     assert failed.note is not None
     assert failed.note.startswith("r04_vector_io failed: ")
-    assert by_rung["r05_swizzle", "smsp__x.sum"].note == "r05_swizzle was not profiled at the reference cell"
+    assert by_rung["r05_swizzle", "smsp__x.sum"].note == "r05_swizzle was not profiled at the cell that it is read at"
 
 
 def test_a_run_without_timings_leaves_every_prediction_open(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_predictions_table(results: Results) -> None:
     assert rows["r05_swizzle", "smsp__x.sum"][3:] == (
         "not measured",
         "not measured",
-        "r05_swizzle was not profiled at the reference cell",
+        "r05_swizzle was not profiled at the cell that it is read at",
     )
 
 

@@ -1,0 +1,136 @@
+// Tensor maps of the operands, from which TMA reads boxes of rows: encoded on the host for every call, never kept.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "launch.cuh"
+
+namespace flashladder {
+
+constexpr int kPanelColumns = 64;  // of a box: 128 bytes, as far as the swizzle reaches
+
+// (batch, heads, rows, head_dim) in boxes of kPanelColumns; what lies outside reads as 0.
+struct TensorMap {
+  CUtensorMap map;
+  int32_t head_step, batch_step;  // 0 along an axis that repeats one entry: TMA knows no stride 0
+};
+
+struct TensorMaps {
+  TensorMap q, k, v;
+};
+
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) !=
+        cudaSuccess)
+      function = nullptr;
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  return encoder;
+}
+
+// Strides as tma_reads() (rung.h) takes them. A tensor without rows gets no map: no kernel reads from it.
+inline cudaError_t encode(TensorMap& to, Dtype dtype, const void* tensor, const Strides& strides, const Params& p,
+                          int heads, int rows, int box_rows) {
+  to.head_step = heads > 1 && strides.head != 0;
+  to.batch_step = p.batch > 1 && strides.batch != 0;
+  if (rows == 0) return cudaSuccess;
+  const auto encoder = tensor_map_encoder();
+  if (encoder == nullptr) return cudaErrorNotSupported;
+  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride != 0 ? stride * 2 : 16); };
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.head_dim), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(to.head_step ? heads : 1),
+                              static_cast<cuuint64_t>(to.batch_step ? p.batch : 1)};
+  const cuuint64_t steps[] = {bytes(strides.row), bytes(strides.head), bytes(strides.batch)};
+  const cuuint32_t box[] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), 1, 1}, every[] = {1, 1, 1, 1};
+  const CUresult result =
+      encoder(&to.map, dtype == Dtype::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+              const_cast<void*>(tensor), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+inline cudaError_t encode(TensorMaps& maps, const Params& p, Dtype dtype, int tile_m, int tile_n) {
+  if (const auto error = encode(maps.q, dtype, p.q, p.q_strides, p, p.heads_q, p.seq_q, tile_m)) return error;
+  if (const auto error = encode(maps.k, dtype, p.k, p.k_strides, p, p.heads_kv, p.seq_k, tile_n)) return error;
+  return encode(maps.v, dtype, p.v, p.v_strides, p, p.heads_kv, p.seq_k, tile_n);
+}
+
+// A kernel that reads its operands by TMA, and how it is launched.
+struct TmaInstance {
+  void (*kernel)(Params, TensorMaps);
+  int tile_m, tile_n, threads, shared_bytes;
+  bool persistent;  // a block an SM, at most one a query tile
+};
+
+inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
+  const dim3 all = blocks(p, instance.tile_m);
+  if (!instance.persistent) return all;
+  const int64_t count = static_cast<int64_t>(all.x) * all.y * all.z;
+  return dim3(static_cast<unsigned>(std::min<int64_t>(count, multiprocessors(device))));
+}
+
+inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
+  const DeviceGuard guard(device);
+  if (guard.error != cudaSuccess) return guard.error;
+  if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes)) return error;
+  return for_batches(p, [&](const Params& part) {
+    TensorMaps maps;
+    if (const cudaError_t error = encode(maps, part, dtype, instance.tile_m, instance.tile_n)) return error;
+    instance.kernel<<<blocks(instance, part, device), instance.threads, instance.shared_bytes, stream>>>(part, maps);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace flashladder
+
+#define FLASHLADDER_TMA_KERNEL(NAME, SUFFIX, BOUNDS, CALL)                                                         \
+  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p,          \
+                                                           const __grid_constant__ flashladder::TensorMaps maps) { \
+    FLASHLADDER_BODY_##SUFFIX(CALL;)                                                                               \
+  }
+
+// One kernel for each dtype and head dimension, from FORWARD<CONFIG, T, D>.
+#define FLASHLADDER_TMA_RUNG(ID, CONFIG, FORWARD)                                                        \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, fp16_d64, CONFIG, FORWARD, __half, 64)                                 \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, fp16_d128, CONFIG, FORWARD, __half, 128)                               \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, bf16_d64, CONFIG, FORWARD, __nv_bfloat16, 64)                          \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, bf16_d128, CONFIG, FORWARD, __nv_bfloat16, 128)                        \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                               \
+    using namespace flashladder;                                                                         \
+    static const TmaInstance instances[2][2] = {{ID##_instance_fp16_d64, ID##_instance_fp16_d128},       \
+                                                {ID##_instance_bf16_d64, ID##_instance_bf16_d128}};      \
+    static const DynamicShared shared[] = {{#ID "_fp16_d64", instances[0][0].shared_bytes},              \
+                                           {#ID "_fp16_d128", instances[0][1].shared_bytes},             \
+                                           {#ID "_bf16_d64", instances[1][0].shared_bytes},              \
+                                           {#ID "_bf16_d128", instances[1][1].shared_bytes}};            \
+    static const Rung rung{#ID,                                                                          \
+                           CONFIG,                                                                       \
+                           [](const Params& p, Dtype dtype, Tile, int device, void* stream) {            \
+                             const TmaInstance& i = instances[static_cast<int>(dtype)][p.head_dim > 64]; \
+                             return launch(i, p, dtype, device, static_cast<cudaStream_t>(stream));      \
+                           },                                                                            \
+                           error_name,                                                                   \
+                           nullptr,                                                                      \
+                           nullptr,                                                                      \
+                           shared,                                                                       \
+                           4};                                                                           \
+    return &rung;                                                                                        \
+  }
+
+// The bound of one block is what setmaxnreg needs.
+#define FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, FORWARD, T, D)                                    \
+  FLASHLADDER_TMA_KERNEL(ID##_##SUFFIX, SUFFIX, ((flashladder::FORWARD<CONFIG, T, D>::kThreads), 1),      \
+                         (flashladder::FORWARD<CONFIG, T, D>::run(p, maps)))                              \
+  const flashladder::TmaInstance ID##_instance_##SUFFIX{ID##_##SUFFIX,                                    \
+                                                        flashladder::FORWARD<CONFIG, T, D>::kM,           \
+                                                        flashladder::FORWARD<CONFIG, T, D>::kN,           \
+                                                        flashladder::FORWARD<CONFIG, T, D>::kThreads,     \
+                                                        flashladder::FORWARD<CONFIG, T, D>::kSharedBytes, \
+                                                        CONFIG.persistent};
