@@ -148,11 +148,21 @@ class Session:
         time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
 
     def profile(self, *, metric_set: MetricSet, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:
-        """Profile the chosen cells; raises as profiling.profile_cells() does."""
+        """Profile the chosen cells; raises as profiling.profile_cells() does.
+
+        Variants come last, and of a whole ladder's only in the cell that they are read at.
+        """
+        items = [(spec, cell) for cell in self.cells for spec in self.specs if spec.kind != "variant"]
+        items += [
+            (spec, cell)
+            for cell in self.cells
+            for spec in self.specs
+            if spec.kind == "variant"
+            and (self.variants_everywhere or cell == self.ladder.cell_of(self.ladder[spec.name]))
+        ]
         return profile_cells(
             self.run,
-            self.specs,
-            list(self.cells),
+            items,
             load_metrics(),
             machine.gpu_arch() or "",
             known_rates(self.run),

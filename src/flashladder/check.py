@@ -144,7 +144,7 @@ class _Tensors:
 def allocate(case: Case, memory: Memory) -> _Tensors:
     s = case.cell.shape
     layout = LAYOUTS[case.layout]
-    q_layout = LAYOUTS["bhsd"] if layout.kv_only else layout
+    q_layout = LAYOUTS["bhsd"] if layout.repeats is not None else layout
     dtype = NUMPY_DTYPES[case.cell.dtype]
     q_dims = (s.batch, s.heads_q, s.seq_q, s.head_dim)
     kv_dims = (s.batch, s.heads_kv, s.seq_k, s.head_dim)
@@ -175,9 +175,9 @@ def run_round(
     writes = []
     for name, value in values.items():
         view = getattr(tensors, name).view
-        shared = case.layout == "broadcast_batch" and name != "q"
+        stored = LAYOUTS[case.layout].stored if name != "q" else ()
         if 0 not in value.shape:
-            writes.append((view[:1], value[:1]) if shared else (view, value))
+            writes.append((view[stored], value[stored]))
     o, lse = memory.run(writes, lambda: _call(arm, case, tensors))
     faults = {}
     for name, value in values.items():

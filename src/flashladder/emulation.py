@@ -24,11 +24,15 @@ from flashladder.rundir import RunDir
 from flashladder.stages import check_items, compare_with_emulator, library_spec
 from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
-MAX_WORK = 4_000_000
-"""Largest batch x heads x rows x keys x head_dim, tiles filled up: about two seconds on a core, races looked for."""
+HOPPER = 90
+MAX_WORK, MAX_WIDE_WORK = 4_000_000, 12_000_000
+"""Largest batch x heads x rows x keys x head_dim, tiles filled up: about two seconds on a core, races looked for.
+
+The wide cases run on Hopper's rungs alone, whose wgmma costs the emulator a third.
+"""
 SWEEP: tuple[tuple[DtypeName, int, tuple[Family, ...]], ...] = (
-    ("fp16", 64, ("edge", "values", "layout", "repeat", "split", "head_dim")),
-    ("bf16", 128, ("edge", "repeat", "head_dim")),
+    ("fp16", 64, ("edge", "values", "layout", "repeat", "split", "wide", "head_dim")),
+    ("bf16", 128, ("edge", "repeat", "wide", "head_dim")),
 )
 """Without filters: the other element type and head dimension run the edges alone."""
 
@@ -50,7 +54,7 @@ def cpu_cases(selection: Selection) -> list[Case]:
         for dtype, head_dim, families in sweep
         for case in edge_cases(dtype, head_dim)
         if case.family in families
-        and work(case) <= MAX_WORK
+        and work(case) <= (MAX_WIDE_WORK if case.family == "wide" else MAX_WORK)
         and (not selection.masks or case.cell.mask in selection.masks)
         and (not selection.shapes or case.cell.shape.id in selection.shapes)
     ]
@@ -64,7 +68,9 @@ def quick_cases(selection: Selection) -> list[str]:
 
 
 def concerns(case: Case, rung: Rung) -> bool:
-    """Whether the case can show more of this rung than the edges do: split keys only where keys are split."""
+    """Whether the case can show more of this rung than the edges do: wide tiles, split keys."""
+    if case.family == "wide":
+        return rung.min_arch >= HOPPER
     return case.family != "split" or load_ladder().has(rung, "splits")
 
 

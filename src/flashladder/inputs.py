@@ -12,7 +12,7 @@ import numpy as np
 from flashladder.arrays import NUMPY_DTYPES
 from flashladder.model import Cell, DtypeName, Shape
 
-Family = Literal["suite", "edge", "values", "layout", "repeat", "split", "grid", "head_dim"]
+Family = Literal["suite", "edge", "values", "layout", "repeat", "split", "grid", "wide", "head_dim"]
 Values = tuple[np.ndarray, np.ndarray, np.ndarray]
 GUARD = 512
 """Elements of guard around every tensor: 1 KiB, so that views stay 16-byte aligned."""
@@ -25,7 +25,13 @@ class Layout:
     name: str
     strides: Callable[[tuple[int, int, int, int]], tuple[int, int, int]]
     offset: int = 0
-    kv_only: bool = False
+    repeats: int | None = None
+    """The axis of K and V along which one entry stands for all: its stride is 0. Q and O are laid out plainly."""
+
+    @property
+    def stored(self) -> tuple[slice, ...]:
+        """Index of what lies in memory of K and V."""
+        return () if self.repeats is None else (*(slice(None),) * self.repeats, slice(1))
 
     def extent(self, dims: tuple[int, int, int, int]) -> int:
         """Elements from the first to one past the last of the view."""
@@ -41,7 +47,8 @@ LAYOUTS = {
         Layout("bshd", lambda d: (d[2] * d[1] * d[3], d[3], d[1] * d[3])),
         Layout("packed_qkv", lambda d: (d[2] * d[1] * d[3] * 3, d[3] * 3, d[1] * d[3] * 3)),
         Layout("padded", lambda d: ((d[1] * (d[2] * (d[3] + 8) + 24)), d[2] * (d[3] + 8) + 24, d[3] + 8)),
-        Layout("broadcast_batch", lambda d: (0, d[2] * d[3], d[3]), kv_only=True),
+        Layout("broadcast_batch", lambda d: (0, d[2] * d[3], d[3]), repeats=0),
+        Layout("broadcast_rows", lambda d: (d[1] * d[3], d[3], 0), repeats=2),
         Layout("odd_offset", lambda d: (d[1] * d[2] * d[3], d[2] * d[3], d[3]), offset=1),
         Layout("odd_rows", lambda d: (d[1] * d[2] * (d[3] + 1), d[2] * (d[3] + 1), d[3] + 1)),
     )
@@ -182,8 +189,7 @@ def values_of(case: Case, seed: int) -> Values:
     rng = np.random.default_rng(seed)
     dtype = NUMPY_DTYPES[case.cell.dtype]
     q, k, v = (x.astype(dtype) for x in VALUES[case.values](rng, case.cell.shape))
-    if case.layout == "broadcast_batch":
-        k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
+    k, v = (np.broadcast_to(x[LAYOUTS[case.layout].stored], x.shape) for x in (k, v))
     return q, k, v
 
 
@@ -218,6 +224,8 @@ def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: A
 
 SPLIT_LENGTHS = ((1, 1100), (3, 1600), (1, 3600), (16, 2100), (40, 1100))
 """Few rows and many keys: where keys are split, in 1 to 16 parts, the last of some without a key."""
+WIDE_LENGTHS = ((193, 260), (400, 385), (150, 385))
+"""Around tiles of 128 and 192 rows and 128 keys: the seams of the kernels that have such."""
 GRID_LENGTHS = ((129, 129), (65, 63), (40, 77))
 OTHER_HEAD_DIMS = {64: (8, 40), 128: (72, 120)}
 """Kernel head dimension -> head dimensions that it may be padded from."""
@@ -266,6 +274,8 @@ def edge_cases(dtype: DtypeName, head_dim: int) -> Iterator[Case]:
         yield Case("split", _cell(2, (6, 2), (1, 1100), head_dim, dtype, causal))
         for lengths in GRID_LENGTHS:
             yield Case("grid", _cell(25, (4, 2), lengths, head_dim, dtype, causal))
+        for lengths in WIDE_LENGTHS:
+            yield Case("wide", _cell(1, (1, 1), lengths, head_dim, dtype, causal))
         for other in OTHER_HEAD_DIMS[head_dim]:
             yield Case("head_dim", _cell(1, (2, 1), (33, 65), other, dtype, causal))
         for values in VALUES:

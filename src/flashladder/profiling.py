@@ -119,8 +119,7 @@ def kernels_of(events: Sequence[Mapping[str, Any]]) -> tuple[KernelProfile, ...]
 
 def profile_cells(
     run: RunDir,
-    specs: Sequence[ArmSpec],
-    cells: Sequence[Cell],
+    items: Sequence[tuple[ArmSpec, Cell]],
     metrics: Metrics,
     arch: str,
     rates: Mapping[str, float],
@@ -144,7 +143,7 @@ def profile_cells(
         )
     profiler = _Profiler(run, tool, metrics.names(arch), launches, limit_s, seed)
     checks = run.checks()
-    items = [(spec, cell) for cell in cells for spec in specs if spec.absence is None]
+    items = [(spec, cell) for spec, cell in items if spec.absence is None]
     denied: str | None = None
     for number, (spec, cell) in enumerate(items):
         progress(number, len(items), f"{spec.name} {cell.shape.id}")

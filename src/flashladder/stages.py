@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,6 +71,9 @@ def library_spec(rung: Rung, library: Path, sha256: str | None) -> ArmSpec:
 
 # --- check ----------------------------------------------------------------------------------------------------------
 
+CHECKERS = 4
+"""Processes that share the GPU for the checks, whose time goes into hundreds of small operations a case."""
+
 
 def cases(dtypes: Sequence[DtypeName], head_dims: Sequence[int]) -> list[Case]:
     """What a rung must pass; a peer, which need not take every input, runs the suite alone."""
@@ -93,7 +97,7 @@ def check_arms(
         for spec in specs
         if spec.absence is None and (spec.kind != "peer" or case.family == "suite")
     ]
-    return check_items(run, items, CheckJob(items=(), seed=seed), progress)
+    return check_items(run, items, CheckJob(items=(), seed=seed), progress, min(CHECKERS, os.cpu_count() or 1))
 
 
 def check_items(

@@ -22,7 +22,7 @@ SYNCHRONISATION = re.compile(
     r"(?<=[ ])(?:__syncthreads\(\)|__syncwarp\([^;]*\)|[\w:]*(?:fence|barrier|cp_async_wait|mbarrier_wait|wgmma_wait|"
     r"bulk_wait|setmaxnreg|arrive|wait)[\w]*(?:<[^;]*>)?\([^;]*\));",
 )
-WRAPPERS = {"ptx.cuh", "launch.cuh"}
+WRAPPERS = {"ptx.cuh", "ptx_hopper.cuh", "tensor_map.cuh", "launch.cuh"}
 """Headers that define synchronisation or have none of the kernels'."""
 
 

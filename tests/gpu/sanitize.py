@@ -9,7 +9,7 @@ import torch
 from flashladder import build, machine, native
 from flashladder.ladder import load_ladder
 
-SHAPES = (((1, 2, 33, 64), (1, 1, 65, 64)), ((2, 2, 64, 128), (2, 2, 31, 128)))
+SHAPES = (((1, 2, 33, 64), (1, 1, 65, 64)), ((2, 2, 64, 128), (2, 2, 31, 128)), ((1, 4, 200, 64), (1, 2, 300, 64)))
 
 
 def main() -> int:

@@ -73,7 +73,13 @@ def _profile(
     run: RunDir, *specs: ArmSpec, rates: dict[str, float] | None = None, metric_set: MetricSet = "light"
 ) -> list[NcuRecord]:
     return profiling.profile_cells(
-        run, specs, [made.REFERENCE], METRICS, "sm_90a", rates or {}, metric_set=metric_set, limit_s=30
+        run,
+        [(spec, made.REFERENCE) for spec in specs],
+        METRICS,
+        "sm_90a",
+        rates or {},
+        metric_set=metric_set,
+        limit_s=30,
     )
 
 
@@ -220,7 +226,7 @@ def test_counters_confirm_or_refute_predictions_and_the_tables_never_say_zero(tm
     assert [r.outcome for r in before if getattr(r, "metric", "") == metric] == ["not measured"]  # type: ignore[union-attr]
     specs = [ArmSpec(name=r.id, kind="rung", library="x.so", sha256=f"sha-{r.id}") for r in (rungs[3], rungs[5])]
     metrics = Metrics(light=("gpu__time_duration.sum", metric))
-    profiling.profile_cells(run, specs, [made.REFERENCE], metrics, "sm_90a", {})
+    profiling.profile_cells(run, [(spec, made.REFERENCE) for spec in specs], metrics, "sm_90a", {})
     results = Results(diagnose(run, ladder), ladder, run.profiles())
     (outcome,) = (p for p in results.predictions if p.metric == metric)
     assert (outcome.outcome, outcome.measured) == ("confirmed", 1.0)
