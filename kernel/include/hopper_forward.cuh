@@ -17,7 +17,7 @@ template <Config C, class T, int D>
 struct HopperForward {
   static constexpr int kWarpgroup = 128, kWarpgroupRows = 64;
   // At head_dim 128, O takes the registers of a third warpgroup.
-  static constexpr int kM = D > 64 && C.tile_m > 128 ? 128 : C.tile_m, kN = C.tile_n, kStages = C.stages;
+  static constexpr int kM = D > 64 && C.tile_m > 128 ? 128 : C.tile_m, kN = C.tile_n;
   static constexpr int kConsumers = kM / kWarpgroupRows, kPanels = D / kPanelColumns;
   static constexpr int kThreads = kWarpgroup * (kConsumers + C.specialized);
   // setmaxnreg: multiples of 8 whose sum over the warpgroups is at most the 64 K registers of an SM.
@@ -25,10 +25,14 @@ struct HopperForward {
   static constexpr int64_t kL2Share = 24 << 20;  // of 50 MB, half of which lies on the far side of the chip
   static constexpr uint32_t kRowBytes = 128, kPanelQ = kM * kRowBytes, kPanelKv = kN * kRowBytes;
   static_assert(kConsumers * kWarpgroupRows == kM && C.product == Product::wgmma && C.loads == Loads::tma);
-  static_assert(kStages >= 2 && (C.specialized || (!C.ping_pong && !C.overlap && !C.persistent)));
 
   // A persistent block loads the next query tile while it computes this one, with room for two at head_dim 64.
   static constexpr int kQueries = C.persistent && D <= 64 ? 2 : 1;
+  // As many tiles of K and V as declared, or two where a block's shared memory does not hold them.
+  static constexpr int kBlockShared = 227 * 1024, kQueryBytes = kM * D * sizeof(T), kTileBytes = 2 * kN * D * sizeof(T);
+  static constexpr int kMostStages = (kBlockShared - 1024 - (kQueries + C.persistent) * kQueryBytes) / kTileBytes;
+  static constexpr int kStages = C.stages <= kMostStages ? C.stages : 2;
+  static_assert(kStages >= 2 && (C.specialized || (!C.ping_pong && !C.overlap && !C.persistent)));
 
   using Row = Chunk<T>[kRowBytes / sizeof(Chunk<T>)];
   using QueryTile = Row[kPanels][kM];

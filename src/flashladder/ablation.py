@@ -144,7 +144,8 @@ class Session:
     def time(self, progress: Progress) -> None:
         ladder = self.ladder
         if self.variants_everywhere:
-            ladder = replace(ladder, variant_shapes=tuple({cell.shape.id for cell in self.cells}))
+            shapes = tuple({cell.shape.id for cell in self.cells})
+            ladder = replace(ladder, variant_shapes={rung.id: shapes for rung in ladder.rungs})
         time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
 
     def profile(self, *, metric_set: MetricSet, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:

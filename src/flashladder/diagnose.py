@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -111,8 +111,8 @@ class _Judge:
         The run's variants count as rungs at the shapes declared for them.
         """
         recorded = {arm.arm: arm for arm in timing.arms}
-        has_variants = timing.cell.shape.id in self.ladder.variant_shapes
-        variants = [v for v in self.ladder.variants if has_variants and v.id in self.builds]
+        shape = timing.cell.shape
+        variants = [v for v in self.ladder.variants if self.ladder.has_variant_at(v, shape) and v.id in self.builds]
         rungs = [
             self._arm(recorded.pop(rung.id), timing) if rung.id in recorded else self._absent(rung, timing)
             for rung in (*self.ladder.rungs, *variants)
@@ -272,10 +272,10 @@ def _ns(arm: _Arm, blocks: Iterable[int]) -> NDArray[np.float64]:
 def decide(raw: list[Comparison], ladder: Ladder) -> list[Comparison]:
     """The comparisons with adjusted p-values and verdicts, in the same order.
 
-    Families: within a cell the ladder's steps, and the variants against their parent (Holm); the cells of one arm
+    Families: within a cell the ladder's steps, and the variants of one rung against it (Holm); the cells of one arm
     against one baseline (Benjamini-Hochberg).
     """
-    variants = {variant.id for variant in ladder.variants}
+    variants = {variant.id: variant.parent for variant in ladder.variants}
     families: dict[Hashable, dict[int, float]] = defaultdict(dict)
     for index, comparison in enumerate(raw):
         if comparison.p is not None:
@@ -288,10 +288,10 @@ def decide(raw: list[Comparison], ladder: Ladder) -> list[Comparison]:
     return decided
 
 
-def _family(comparison: Comparison, variants: set[str]) -> Hashable:
+def _family(comparison: Comparison, variants: Mapping[str, str | None]) -> Hashable:
     if comparison.relation == "baseline":
         return (comparison.relation, comparison.arm, comparison.other)
-    return (comparison.relation, comparison.cell, comparison.arm in variants)
+    return (comparison.relation, comparison.cell, variants.get(comparison.arm))
 
 
 def _with_verdict(comparison: Comparison, p: float, correction: Correction) -> Comparison:

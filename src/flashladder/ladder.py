@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -74,7 +74,7 @@ class _LadderFile(Record, frozen=True, kw_only=True):
 
 
 class _AblationFile(Record, frozen=True, kw_only=True):
-    shapes: tuple[str, ...]
+    shapes: dict[str, tuple[str, ...]]
     variant: tuple[dict[str, Any], ...]
 
 
@@ -119,14 +119,18 @@ class Ladder:
     turns: tuple[tuple[str, str, Cell], ...] = ()
     """Where another cell shows the rungs better: (name of that leg, its first rung, its cell)."""
     variants: tuple[Rung, ...] = ()
-    variant_shapes: tuple[str, ...] = ()
-    """Ids of the shapes at which the variants are measured."""
+    variant_shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rung -> ids of the shapes at which its variants are measured."""
 
     def __getitem__(self, rung_id: str) -> Rung:
         for rung in (*self.rungs, *self.variants):
             if rung.id == rung_id:
                 return rung
         raise FlashladderError(f"no rung {rung_id!r}; the ladder has {', '.join(r.id for r in self.rungs)}")
+
+    def has_variant_at(self, variant: Rung, shape: Shape) -> bool:
+        """Whether the variant is measured at that shape."""
+        return shape.id in self.variant_shapes.get(variant.parent or "", ())
 
     @property
     def legs(self) -> tuple[Leg, ...]:

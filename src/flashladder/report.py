@@ -98,7 +98,8 @@ def _block(document: _Document) -> str:
     made = f"{_gpu(info)}, run {markdown_escape(info.id)} of {info.date[:10]}"
     ladder: list[str] = []
     for leg in legs(results):
-        ladder += [f"{_at(leg)}:", markdown(_ablation(document, leg).without(*columns))]
+        untimed = [name for name in results.peers if results.median_us(leg.cell, name) is None]
+        ladder += [f"{_at(leg)}:", markdown(_ablation(document, leg).without(*columns).without_rows(*untimed))]
     return _paragraphs(
         f"<!-- {GENERATED} -->",
         f"{made}. {_best(results)}",
@@ -187,18 +188,20 @@ def _step_cards(document: _Document) -> list[str]:
 
 
 def _leave_one_out(document: _Document) -> list[str]:
-    """What single optimisations of the final kernel are worth."""
-    table = tables.leave_one_out(document.results)
-    if not table.rows:
+    """What single optimisations of the last kernels are worth."""
+    results = document.results
+    parents = dict.fromkeys(v.parent or "" for v in results.ladder.variants if v.id in results.variants)
+    if not parents:
         return []
-    return [
+    parts = [
         "## Leave one out",
-        "One field of the final portable kernel's configuration changed: its time over the variant's, below 1 the "
-        f"variant is slower. {document.results.ladder.reference.dtype}; Holm over the variants of a cell.",
+        "One field of a kernel's configuration changed: its time over the variant's, below 1 the variant is slower. "
+        f"{results.ladder.reference.dtype}; Holm over a kernel's variants in a cell.",
         _image(document, "leave_one_out"),
-        markdown(table),
-        *_accuracy(document),
     ]
+    for parent in parents:
+        parts += [f"### {markdown_escape(parent)}", markdown(tables.leave_one_out(results, parent))]
+    return [*parts, *_accuracy(document)]
 
 
 def _accuracy(document: _Document) -> list[str]:

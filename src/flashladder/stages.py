@@ -251,8 +251,8 @@ def time_cells(
     recorded = {r.cell: {(a.arm, a.sha256) for a in r.arms} for r in run.timings()}
 
     def arms_of(cell: Cell) -> tuple[ArmSpec, ...]:
-        has_variants = cell.shape.id in ladder.variant_shapes
-        return tuple(s for s in (*specs, *control) if s.kind != "variant" or has_variants)
+        all_arms = (*specs, *control)
+        return tuple(s for s in all_arms if s.kind != "variant" or ladder.has_variant_at(ladder[s.name], cell.shape))
 
     def item_of(cell: Cell, l2: L2Mode) -> TimingItem:
         arms = arms_of(cell)

@@ -45,6 +45,10 @@ class Table:
         keep = [i for i, name in enumerate(self.columns) if name not in columns]
         return Table(tuple(self.columns[i] for i in keep), tuple(tuple(row[i] for i in keep) for row in self.rows))
 
+    def without_rows(self, *names: str) -> Table:
+        """Those whose first column is one of `names` left out."""
+        return Table(self.columns, tuple(row for row in self.rows if row[0] not in names))
+
 
 def markdown(table: Table) -> str:
     """A GitHub table, without a final newline."""
@@ -325,14 +329,12 @@ def _median(arm: ArmStats | None) -> str:
     return arm.status if arm.device_us is None else number(arm.device_us.median)
 
 
-def leave_one_out(results: Results) -> Table:
-    """The variants: their parent's time over theirs, a column for each cell of the reference's dtype."""
+def leave_one_out(results: Results, parent: str) -> Table:
+    """A rung's variants: its time over theirs, a column for each cell of the reference's dtype."""
     dtype = results.ladder.reference.dtype
-    variants = [variant for variant in results.ladder.variants if variant.id in results.variants]
+    variants = [v for v in results.ladder.variants if v.id in results.variants and v.parent == parent]
     cells = [c for c in results.cells if c.dtype == dtype and any(results.arm(c, v.id) for v in variants)]
-    rows = [
-        (v.id, v.change, *(_ratio(results.comparison(cell, v.id, v.parent or "")) for cell in cells)) for v in variants
-    ]
+    rows = [(v.id, v.change, *(_ratio(results.comparison(cell, v.id, parent)) for cell in cells)) for v in variants]
     return Table(("variant", "change", *(f"{shape(cell)} {cell.mask}" for cell in cells)), tuple(rows))
 
 

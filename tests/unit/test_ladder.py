@@ -47,22 +47,25 @@ def test_every_rung_but_the_first_has_a_parent_a_change_and_a_prediction_of_its_
         assert times[0].direction == ("up" if up else "down")
 
 
-def test_every_variant_changes_the_one_field_that_it_declares_in_its_source() -> None:
+def test_every_variant_changes_the_fields_that_it_declares_in_its_source() -> None:
     sources = sorted(str(p.relative_to(paths.ROOT)) for p in (paths.KERNEL / "variants").glob("*.cu"))
     assert sorted(v.source for v in LADDER.variants) == sources
     for variant in LADDER.variants:
         text = (paths.ROOT / variant.source).read_text()
         fields = re.findall(r"config\.(\w+) = ", text)
-        assert ["tile" if name.startswith("tile_") else name for name in fields] == list(variant.changes)
+        changed = dict.fromkeys("tile" if name.startswith("tile_") else name for name in fields)
+        assert list(changed) == [*variant.changes, *variant.forced]
         assert variant.kind == "variant"
-        assert f"_RUNG({variant.id}, kConfig)" in text
+        assert f"_RUNG({variant.id}, kConfig" in text
         assert [p.metric for p in variant.predictions] == ["time"]
 
 
 def test_the_variants_are_measured_at_declared_shapes_that_hold_the_reference() -> None:
     declared = {shape.id for shapes in ladder.load_shapes().values() for shape, _ in shapes.entries}
-    assert set(LADDER.variant_shapes) <= declared
-    assert LADDER.reference.shape.id in LADDER.variant_shapes
+    assert set(LADDER.variant_shapes) == {variant.parent for variant in LADDER.variants}
+    for parent, shapes in LADDER.variant_shapes.items():
+        assert set(shapes) <= declared
+        assert LADDER.cell_of(LADDER[parent]).shape.id in shapes
 
 
 def test_variants_are_chosen_by_name_alone() -> None:
