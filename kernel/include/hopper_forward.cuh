@@ -313,10 +313,12 @@ struct HopperForward {
       if constexpr (C.persistent) release(&smem.q_empty[query.index]);
     };
     int tile = b.tiles - 1;
-    for (; tile >= my_tiles; --tile, stage.advance()) {  // above the diagonal for this warpgroup alone
+    // Above the diagonal for this warpgroup alone. It waits for what it does not read, or it could arrive twice in a
+    // phase; turns of tiles this wide keep it from that by themselves.
+    for (; tile >= my_tiles; --tile, stage.advance()) {
       refill(tile);
-      ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
-      ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
+      ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
+      ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);  // redundant: ping_pong
       take_turn(warpgroup);
       pass_turn(warpgroup);
       release(&smem.k_empty[stage.index]);
@@ -395,10 +397,11 @@ struct HopperForward {
   // O goes through the place of the warpgroup's rows of Q, so that global memory sees 16-byte stores.
   static __device__ void store(Shared& smem, const Params& p, const Output& o, Rows& rows, const Item& b, int warpgroup,
                                int row, int column) {
-    if constexpr (C.persistent)
-      __syncwarp();  // the warp has read the O before this one
-    else
-      ptx::barrier_sync(kOwnBarrier + warpgroup, kWarpgroup);  // all warps of the warpgroup have read Q
+    // All warps of the warpgroup have read Q; its products were waited for as a whole, but no document promises that.
+    // Where O has a place of its own, release_q() has synchronised the warp since it read the O before this one.
+    if constexpr (!C.persistent) {
+      ptx::barrier_sync(kOwnBarrier + warpgroup, kWarpgroup);  // redundant: product
+    }
     QueryTile& staged = smem.o();
     float* lse = head_base(p.lse, p.lse_strides, b.batch, b.head);
     const int tile_row = row - b.m0, lane = threadIdx.x % 32;

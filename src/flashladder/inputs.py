@@ -224,8 +224,8 @@ def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: A
 
 SPLIT_LENGTHS = ((1, 1100), (3, 1600), (1, 3600), (16, 2100), (40, 1100))
 """Few rows and many keys: where keys are split, in 1 to 16 parts, the last of some without a key."""
-WIDE_LENGTHS = ((193, 260), (400, 385), (150, 385))
-"""Around tiles of 128 and 192 rows and 128 keys: the seams of the kernels that have such."""
+WIDE_LENGTHS = ((193, 260), (400, 385), (150, 385), (60, 900))
+"""Around tiles of 128 and 192 rows and 128 keys, and warpgroups that have no row: the seams of kernels with such."""
 GRID_LENGTHS = ((129, 129), (65, 63), (40, 77))
 OTHER_HEAD_DIMS = {64: (8, 40), 128: (72, 120)}
 """Kernel head dimension -> head dimensions that it may be padded from."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from flashladder import check, paths
+from flashladder import check, emulation, paths, sass
 from flashladder.arms import ArmSpec
 from flashladder.arrays import HostMemory
 from flashladder.build import INCLUDE, source_closure
@@ -16,6 +17,7 @@ from flashladder.emulator.device import EmulatedMemory, Emulator, Options, emula
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.inputs import Case
 from flashladder.model import CheckRecord, Rung
+from flashladder.toolchain import find_cuda_tool
 
 SEED = 9
 SYNCHRONISATION = re.compile(
@@ -35,6 +37,8 @@ class Mutant:
     source: str
     header: tuple[str, str] | None = None
     """(file name, text) of a changed header, which shadows the project's."""
+    redundant: str | None = None
+    """The field of Config that does the deleted statement's work too, as a comment behind it says."""
 
 
 def without_each_synchronisation(rung: Rung) -> Iterator[Mutant]:
@@ -47,7 +51,12 @@ def without_each_synchronisation(rung: Rung) -> Iterator[Mutant]:
             line = text.count("\n", 0, match.end()) + 1
             mutated = text[: match.start()] + ";" + text[match.end() :]
             name = f"{rung.id}, {path.name}:{line} without {match.group()}"
-            yield Mutant(rung, name, mutated) if path == file else Mutant(rung, name, source, (path.name, mutated))
+            said = re.match(r" *// redundant: (\w+)", text[match.end() :])
+            redundant = said.group(1) if said else None
+            if path == file:
+                yield Mutant(rung, name, mutated, redundant=redundant)
+            else:
+                yield Mutant(rung, name, source, (path.name, mutated), redundant)
 
 
 def replaced(rung: Rung, name: str, old: str, new: str, header: str | None = None) -> Mutant:
@@ -87,6 +96,20 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
         )
     failures = build_emulated(targets)
     return [require(target, failures) for target in targets]
+
+
+def refused_by_ptxas(library: Path, rung: Rung) -> bool:
+    """Whether ptxas gives one of the warnings that fail a build for the mutant that a library was made from.
+
+    It follows the accumulators of wgmma, whose values the emulator has at once.
+    """
+    arch = "sm_90a" if rung.min_arch >= emulation.HOPPER else "sm_80"
+    ptxas = find_cuda_tool("ptxas")
+    assert ptxas is not None
+    said = subprocess.run(
+        [ptxas, "-v", f"-arch={arch}", "-o", "/dev/null", library.with_suffix(".ptx")], capture_output=True, text=True
+    )
+    return any(warning in said.stdout + said.stderr for warning in sass.FORBIDDEN_WARNINGS)
 
 
 def code(library: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import paths
+from flashladder import emulation, paths
 from flashladder.emulator.device import SCHEDULES, SMS, Options
 from flashladder.inputs import edge_cases
 from flashladder.ladder import load_ladder
@@ -19,6 +19,7 @@ CASES = [
     for case in edge_cases("fp16", 64)
     if case.family == "edge" or (case.family == "values" and case.values == "outlier")
 ]
+WIDE = [case for case in edge_cases("fp16", 64) if case.family == "wide"]
 OPTIONS = [Options(schedule=s, async_timing="late", seed=1) for s in SCHEDULES]
 
 BUGS = {
@@ -72,12 +73,17 @@ def test_every_synchronisation_is_needed(rung: str, tmp_path: Path) -> None:
     """A statement that this rung's configuration leaves out changes no code: it is no mutant."""
     source = (paths.ROOT / LADDER[rung].source).read_text()
     plans = LADDER.has(LADDER[rung], "splits")
-    options = [replace(o, multiprocessors=sms) for o in OPTIONS for sms in (SMS if plans else SMS[:1])]
+    persists = LADDER.has(LADDER[rung], "persistent")
+    options = [replace(o, multiprocessors=sms) for o in OPTIONS for sms in (SMS if plans or persists else SMS[:1])]
+    cases = [case for case in [*WIDE, *CASES] if case in CASES or LADDER[rung].min_arch >= emulation.HOPPER]
     found = [mutants.Mutant(LADDER[rung], "itself", source), *mutants.without_each_synchronisation(LADDER[rung])]
     itself, *libraries = mutants.build(found, tmp_path)
     survivors = [
         mutant.name
         for mutant, library in zip(found[1:], libraries, strict=True)
-        if mutants.code(library) != mutants.code(itself) and not mutants.noticed(library, CASES, options)
+        if not (mutant.redundant and LADDER.has(LADDER[rung], mutant.redundant))
+        and mutants.code(library) != mutants.code(itself)
+        and not mutants.noticed(library, cases, options)
+        and not mutants.refused_by_ptxas(library, LADDER[rung])
     ]
     assert survivors == []
