@@ -219,8 +219,10 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (rung.config.loads == flashladder::Loads::tma && tile == Tile::large)
     for (const auto& [name, x] : {std::pair{"q", q}, std::pair{"k", k}, std::pair{"v", v}})
       if (!flashladder::tma_reads(strides_of(x), x.size(2)))
-        TVM_FFI_THROW(ValueError) << name << " has stride " << x.stride(2) << " along seq, expected at least 1 for TMA"
-                                  << "; call .contiguous() on it";
+        TVM_FFI_THROW(ValueError) << name << " has strides (" << x.stride(0) << ", " << x.stride(1) << ", "
+                                  << x.stride(2)
+                                  << ", 1), expected none below 0 and at least 1 along seq, for TMA; call "
+                                     ".contiguous() on it";
   const Parts parts = make_parts(params, device);
   void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
   if (const int error = rung.launch(params, dtype, tile, device.device_id, stream))

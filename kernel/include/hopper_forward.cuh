@@ -5,7 +5,6 @@
 #pragma once
 
 #include "launch.cuh"
-#include "ptx_hopper.cuh"
 #include "softmax.cuh"
 #include "swizzle.h"
 #include "tensor.cuh"
@@ -115,10 +114,7 @@ struct HopperForward {
   static __device__ void load(Row (&to)[kPanels][rows], const TensorMap& map, uint64_t* barrier, int row, int head,
                               int batch) {
     ptx::mbarrier_arrive_expect(barrier, sizeof to);
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel)
-      ptx::tma_load(to[panel], &map.map, barrier, panel * kPanelColumns, row, head * map.head_step,
-                    batch * map.batch_step);
+    load_panels(to, map, barrier, row, head, batch);
   }
 
   static __device__ void load_q(Shared& smem, const TensorMaps& maps, const Item& b, int buffer) {
@@ -172,9 +168,6 @@ struct HopperForward {
       ptx::Wgmma<T, D>::add_rows(o, weights + block * 4, v + block * (16 * kRowBytes / 16));
     ptx::wgmma_commit();
   }
-
-  // An FMA subtracts the maximum rounded from a score that is not; near 2^30 the difference would overflow 2^x.
-  static constexpr float kLargestFolded = 65536.f;
 
   // Scores become weights, sums and maxima are brought up to date. True: O is to be multiplied by `rows.rescale`, which
   // holds for the whole warp. query, key: those of the lane's s[0].

@@ -44,12 +44,13 @@ inline dim3 blocks(const Params& p, int tile_m) {
   return dim3(tiles * p.splits, p.heads_q, p.batch);
 }
 
-// Calls enqueue(part) for parts of at most kMaxGridYZ batches, until one gives an error.
+// Calls enqueue(part) for parts of batches until one gives an error: kMaxGridYZ at most, and no more than so many heads
+// in all that an int counts them.
 template <class Enqueue>
 int for_batches(Params p, Enqueue enqueue) {
-  const int batch = p.batch;
-  for (int done = 0; done < batch; done += kMaxGridYZ) {
-    p.batch = batch - done < kMaxGridYZ ? batch - done : kMaxGridYZ;
+  const int batch = p.batch, countable = (1 << 30) / p.heads_q, most = countable < kMaxGridYZ ? countable : kMaxGridYZ;
+  for (int done = 0; done < batch; done += most) {
+    p.batch = batch - done < most ? batch - done : most;
     if (const cudaError_t error = enqueue(static_cast<const Params&>(p))) return error;
     const int64_t step = p.batch;
     p.q = static_cast<const uint16_t*>(p.q) + step * p.q_strides.batch;

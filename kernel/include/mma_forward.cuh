@@ -5,7 +5,6 @@
 
 #include "launch.cuh"
 #include "plan.h"
-#include "ptx_hopper.cuh"
 #include "softmax.cuh"
 #include "swizzle.h"
 #include "tensor.cuh"
@@ -76,10 +75,6 @@ struct MmaForward {
   static __device__ int place(int row, int chunk) {
     return C.swizzle == Swizzle::xor_chunk ? swizzle_chunk(row, chunk) : chunk;
   }
-
-  // An FMA subtracts the maximum rounded from a score that is not. The difference is half a unit in the maximum's last
-  // place: 2^-8 here, when it cancels against the sum; near 2^30 it would overflow 2^x.
-  static constexpr float kLargestFolded = 65536.f;
 
   struct Rows {
     float max[kFragments][2], sum[kFragments][2];  // sums: of this lane's columns alone
@@ -332,16 +327,6 @@ struct MmaForward {
     }
   }
 
-  // Box by box, by one thread.
-  template <int kRows>
-  static __device__ void load_boxes(Tile<kRows>& tile, const TensorMap& map, uint64_t* arrival, int row, int head,
-                                    int batch) {
-#pragma unroll
-    for (int panel = 0; panel < kChunks / kRowChunks; ++panel)
-      ptx::tma_load(tile.panels[panel], &map.map, arrival, panel * kPanelColumns, row, head * map.head_step,
-                    batch * map.batch_step);
-  }
-
   // maps: one TensorMaps when Loads::tma, else nothing.
   template <class... Maps>
   static __device__ void run(const Params& p, const Maps&... maps) {
@@ -366,7 +351,7 @@ struct MmaForward {
         for (uint64_t& arrival : arrivals.kv) ptx::mbarrier_init(&arrival, 1);
         ptx::fence_mbarrier_init();
         ptx::mbarrier_arrive_expect(&arrivals.q, sizeof smem.q);
-        (load_boxes(smem.q, maps.q, &arrivals.q, m0, head, batch), ...);
+        (load_panels(smem.q.panels, maps.q, &arrivals.q, m0, head, batch), ...);
       }
     }
 
@@ -376,8 +361,8 @@ struct MmaForward {
           const int buffer = tile % kBuffers;
           uint64_t* arrival = &arrivals.kv[buffer];
           ptx::mbarrier_arrive_expect(arrival, kTileBytes);
-          (load_boxes(smem.k[buffer], maps.k, arrival, tile * kN, kv_head(p, head), batch), ...);
-          (load_boxes(smem.v[buffer], maps.v, arrival, tile * kN, kv_head(p, head), batch), ...);
+          (load_panels(smem.k[buffer].panels, maps.k, arrival, tile * kN, kv_head(p, head), batch), ...);
+          (load_panels(smem.v[buffer].panels, maps.v, arrival, tile * kN, kv_head(p, head), batch), ...);
         }
         return;
       }

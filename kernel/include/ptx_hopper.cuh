@@ -60,10 +60,6 @@ __device__ __forceinline__ void tma_load(void* destination, const CUtensorMap* m
       : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // --- named barriers:
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar
 

@@ -11,6 +11,10 @@ namespace flashladder {
 // scores near 1e9, because m is the rounded product.
 __device__ __forceinline__ float to_log2_domain(float score, float scale_log2) { return __fmul_rn(score, scale_log2); }
 
+// An FMA subtracts the maximum rounded from a score that is not. The difference is half a unit in the maximum's last
+// place: 2^-8 for this one, when it cancels against the sum; near 2^30 it would overflow 2^x.
+constexpr float kLargestFolded = 65536.f;
+
 // The value to subtract before exponentiating. A row that has seen no key has max = -inf, and -inf - -inf is NaN.
 __device__ __forceinline__ float finite_max(float row_max) { return row_max == -CUDART_INF_F ? 0.f : row_max; }
 

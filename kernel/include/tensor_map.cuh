@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #include "launch.cuh"
+#include "ptx_hopper.cuh"
+#include "tensor.cuh"
 
 namespace flashladder {
 
@@ -22,6 +24,16 @@ struct TensorMap {
 struct TensorMaps {
   TensorMap q, k, v;
 };
+
+// Brings rows from `row` on, one panel of columns after the other: one thread asks, `arrival` counts the bytes.
+template <class T, int panels, int rows>
+__device__ void load_panels(Chunk<T> (&to)[panels][rows][kPanelColumns / 8], const TensorMap& map, uint64_t* arrival,
+                            int row, int head, int batch) {
+#pragma unroll
+  for (int panel = 0; panel < panels; ++panel)
+    ptx::tma_load(to[panel], &map.map, arrival, panel * kPanelColumns, row, head * map.head_step,
+                  batch * map.batch_step);
+}
 
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto encoder = [] {

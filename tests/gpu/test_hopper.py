@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from flashladder import check, native
 from flashladder.arms import LoadedArm
 from flashladder.arrays import CudaMemory
+from flashladder.emulation import HOPPER as HOPPER_ARCH
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
 from flashladder.model import Cell, Shape
 from tests.random_cases import cases
 
-HOPPER = [r.id for r in load_ladder().rungs if r.min_arch >= 90]
+HOPPER = [r.id for r in load_ladder().rungs if r.min_arch >= HOPPER_ARCH]
 RERUNS = 1000
 SHAPES = ((2, 4, 200, 64), (1, 3, 700, 128), (8, 32, 1024, 64))
 SEED = 5
