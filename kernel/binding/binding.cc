@@ -284,7 +284,12 @@ ffi::String config() {
       {"specialized", c.specialized},
       {"ping_pong", c.ping_pong},
       {"overlap", c.overlap},
+      {"stale_max", c.stale_max},
       {"persistent", c.persistent},
+      {"tile_m_128", c.tile_m_128},
+      {"tile_n_128", c.tile_n_128},
+      {"stages_128", c.stages_128},
+      {"ping_pong_128", c.ping_pong_128},
   };
   std::ostringstream json;
   for (const auto& [name, value] : fields)

@@ -12,36 +12,45 @@
 
 namespace flashladder {
 
-template <Config C, class T, int D>
+template <Config declared, class T, int D>
 struct HopperForward {
+  static constexpr Config C = at_head_dim(declared, D);
   static constexpr int kWarpgroup = 128, kWarpgroupRows = 64;
-  // At head_dim 128, O takes the registers of a third warpgroup.
-  static constexpr int kM = D > 64 && C.tile_m > 128 ? 128 : C.tile_m, kN = C.tile_n;
+  static constexpr int kM = C.tile_m, kN = C.tile_n;
   static constexpr int kConsumers = kM / kWarpgroupRows, kPanels = D / kPanelColumns;
   static constexpr int kThreads = kWarpgroup * (kConsumers + C.specialized);
   // setmaxnreg: multiples of 8 whose sum over the warpgroups is at most the 64 K registers of an SM.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24, kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-  static constexpr int64_t kL2Share = 24 << 20;  // of 50 MB, half of which lies on the far side of the chip
+  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 240;
+  // K and V that blocks share while they take the query tiles of several heads longest first, of 50 MB in L2: short
+  // sequences keep more tiles of a head apart in time.
+  static constexpr int64_t kSectionBytes = 32 << 20, kShortSectionBytes = 16 << 20;
+  static constexpr int kShortKeys = 1024;
   static constexpr uint32_t kRowBytes = 128, kPanelQ = kM * kRowBytes, kPanelKv = kN * kRowBytes;
   static_assert(kConsumers * kWarpgroupRows == kM && C.product == Product::wgmma && C.loads == Loads::tma);
 
-  // A persistent block loads the next query tile while it computes this one, with room for two at head_dim 64.
-  static constexpr int kQueries = C.persistent && D <= 64 ? 2 : 1;
+  // A persistent block loads the next query tile while it computes this one.
+  static constexpr int kQueries = C.persistent ? 2 : 1;
   // As many tiles of K and V as declared, or two where a block's shared memory does not hold them.
   static constexpr int kBlockShared = 227 * 1024, kQueryBytes = kM * D * sizeof(T), kTileBytes = 2 * kN * D * sizeof(T);
-  static constexpr int kMostStages = (kBlockShared - 1024 - (kQueries + C.persistent) * kQueryBytes) / kTileBytes;
+  static constexpr int kMostStages = (kBlockShared - 1024 - kQueries * kQueryBytes) / kTileBytes;
   static constexpr int kStages = C.stages <= kMostStages ? C.stages : 2;
   static_assert(kStages >= 2 && (C.specialized || (!C.ping_pong && !C.overlap && !C.persistent)));
 
   using Row = Chunk<T>[kRowBytes / sizeof(Chunk<T>)];
   using QueryTile = Row[kPanels][kM];
+  // A query tile of a head: what a block computes at a time.
+  struct Item {
+    int m0, head, batch, tiles;  // tiles: of keys that some row sees
+  };
+  static constexpr int kNoItem = -1;  // as `tiles`: there are no more
+
   struct Shared {
-    alignas(1024) QueryTile q[kQueries + C.persistent];
+    alignas(1024) QueryTile q[kQueries];  // and O, on its way out
     alignas(1024) Row k[kStages][kPanels][kN], v[kStages][kPanels][kN];
+    Item item[kQueries];  // whose Q lies there
     uint64_t q_full[kQueries], q_empty[kQueries];
     uint64_t k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
-    // On its way out: in the place of Q, or in one of its own.
-    __device__ QueryTile& o() { return q[C.persistent ? kQueries : 0]; }
   };
   static constexpr int kSharedBytes = sizeof(Shared);
 
@@ -68,23 +77,23 @@ struct HopperForward {
     bool scaled;  // scores are multiplied before the maximum is subtracted, not in one FMA with it
   };
 
+  // A lane's sum of a row's weights under a maximum of earlier tiles, at most: fp16 holds each, and the sum of all
+  // stays far from fp32's limit.
+  static constexpr float kLargestStaleSum = 4096.f;
+
   using Stage = Ring<kStages>;
   using Query = Ring<kQueries>;
-
-  // A query tile of a head: what a block computes at a time.
-  struct Item {
-    int m0, head, batch, tiles;  // tiles: of keys that some row sees
-  };
 
   static __device__ Item item_at(const Params& p, int m_tile, int head, int batch) {
     const int m0 = m_tile * kM;
     return {m0, head, batch, ceil_div(visible_keys(p, min(m0 + kM, p.seq_q) - 1), kN)};
   }
 
-  // The items of this block. Persistent blocks take them in turns, from the first to the last and back, so that each
-  // gets of the long and of the short ones; longest first within as many heads as L2 holds the K and V of.
+  // The items of this block. Persistent blocks take equal ones in turns. Causal ones differ: blocks take them longest
+  // first within a section of heads, in turns from the first to the last and back, so that each gets of the long and of
+  // the short ones.
   struct Items {
-    int turn = 0;
+    int first_head = 0, turn = 0, place = blockIdx.x;
 
     __device__ bool next(const Params& p, Item& item) {
       if constexpr (!C.persistent) {
@@ -92,19 +101,37 @@ struct HopperForward {
         item = item_at(p, m_tile, blockIdx.y, blockIdx.z);
         return turn++ == 0;
       }
-      const int m_tiles = ceil_div(p.seq_q, kM), heads = p.heads_q * p.batch;
-      const int place = turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-      const int64_t i = static_cast<int64_t>(turn++) * gridDim.x + place;
-      if (i >= static_cast<int64_t>(m_tiles) * heads) return false;
-      const int64_t kv_bytes = static_cast<int64_t>(p.seq_k) * 2 * D * sizeof(T);
-      const int group = p.heads_q / p.heads_kv;
-      const int section =
-          static_cast<int>(min(int64_t{heads}, max(kL2Share / max(kv_bytes, int64_t{1}), int64_t{1}) * group));
-      const int number = static_cast<int>(i / (static_cast<int64_t>(section) * m_tiles));
-      const int within = static_cast<int>(i - static_cast<int64_t>(number) * section * m_tiles);
-      const int size = min(section, heads - number * section), head = number * section + within % size;
-      item = item_at(p, m_tiles - 1 - within / size, head % p.heads_q, head / p.heads_q);
-      return true;
+      const int m_tiles = ceil_div(p.seq_q, kM), heads = p.heads_q * p.batch, blocks = gridDim.x;
+      if (!p.causal) {
+        const int64_t i = static_cast<int64_t>(turn++) * blocks + place;
+        const int head = static_cast<int>(i / m_tiles);
+        if (head < heads) item = item_at(p, static_cast<int>(i % m_tiles), head % p.heads_q, head / p.heads_q);
+        return head < heads;
+      }
+      const int section = section_heads(p);
+      for (; first_head < heads; first_head += section) {
+        const int size = min(section, heads - first_head);
+        const int64_t items = static_cast<int64_t>(size) * m_tiles;
+        const int64_t i = static_cast<int64_t>(turn) * blocks + (turn % 2 == 0 ? place : blocks - 1 - place);
+        if (i < items) {
+          ++turn;
+          const int head = first_head + static_cast<int>(i % size);
+          item = item_at(p, m_tiles - 1 - static_cast<int>(i / size), head % p.heads_q, head / p.heads_q);
+          return true;
+        }
+        // Other places get the rest of the next section than got this one's.
+        const int rest = static_cast<int>(items % blocks);
+        place = (place + (items / blocks % 2 == 0 ? blocks - rest : rest)) % blocks;
+        turn = 0;
+      }
+      return false;
+    }
+
+    static __device__ int section_heads(const Params& p) {
+      const int64_t bytes = p.seq_k > kShortKeys ? kSectionBytes : kShortSectionBytes;
+      const int64_t head_bytes = static_cast<int64_t>(p.seq_k) * 2 * D * sizeof(T);
+      const int64_t kv_heads = max(bytes / max(head_bytes, int64_t{1}), int64_t{1});
+      return static_cast<int>(min(int64_t{p.heads_q} * p.batch, kv_heads * (p.heads_q / p.heads_kv)));
     }
   };
 
@@ -127,12 +154,16 @@ struct HopperForward {
   }
 
   // What the one thread of the producer warpgroup does: it refills a stage as soon as all warps have read it.
+  // Persistent blocks get their items from it too, which leaves the registers of the search to the consumers.
   static __device__ void produce(Shared& smem, const Params& p, const TensorMaps& maps) {
     Stage stage;
     Query query;
     Items items;
     for (Item b; items.next(p, b); query.advance()) {
-      if constexpr (C.persistent) ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
+      if constexpr (C.persistent) {
+        ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
+        smem.item[query.index] = b;
+      }
       load_q(smem, maps, b, query.index);
       const int kv = kv_head(p, b.head);
       for (int tile = b.tiles - 1; tile >= 0; --tile, stage.advance()) {
@@ -142,9 +173,18 @@ struct HopperForward {
         load(smem.v[stage.index], maps.v, &smem.v_full[stage.index], tile * kN, kv, b.batch);
       }
     }
+    if constexpr (C.persistent) {
+      ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
+      smem.item[query.index] = {0, 0, 0, kNoItem};
+      ptx::mbarrier_arrive(&smem.q_full[query.index]);
+    }
   }
 
   // --- one tile of keys ---------------------------------------------------------------------------------------------
+
+  // Of the first of a lane's rows in its warpgroup's, and of its first column.
+  static __device__ int lane_row(int thread) { return thread / 32 % 4 * 16 + thread % 32 / 4; }
+  static __device__ int lane_column(int thread) { return thread % 4 * 2; }
 
   // s = Q K^T, issued. Steps of 16 columns are 32 bytes apart in a panel.
   static __device__ void multiply_qk(Scores& s, uint64_t q, const Row (&k_tile)[kPanels][kN]) {
@@ -167,6 +207,47 @@ struct HopperForward {
     for (int block = 0; block < kN / 16; ++block)
       ptx::Wgmma<T, D>::add_rows(o, weights + block * 4, v + block * (16 * kRowBytes / 16));
     ptx::wgmma_commit();
+  }
+
+  // Scores become weights under the maxima as they are; `sums` are those of the lane's columns. A maximum of -infinity
+  // gives infinite weights.
+  static __device__ void exponentiate(Scores& s, const Rows& rows, float factor, float (&sums)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sums[r] = 0.f;
+#pragma unroll
+      for (int i = 0; i < kN / 8; ++i) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& x = s[i * 4 + r * 2 + c];
+          x = ptx::ex2(fmaf(x, factor, -rows.max[r]));
+          sums[r] += x;
+        }
+      }
+    }
+  }
+
+  // The scores of a warp's 16 rows once more, without its warpgroup. warp_row: of the tile.
+  static __device__ void multiply_qk_again(Scores& s, const QueryTile& q, const Row (&k_tile)[kPanels][kN],
+                                           int first_row) {
+    const int thread = ptx::thread_in_block(), lane = thread % 32, warp_row = first_row + thread / 32 % 4 * 16;
+    const int q_row = warp_row + lane % 16, k_row = lane % 8 + lane / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) s[i] = 0.f;
+#pragma unroll 1
+    for (int d = 0; d < D / 16; ++d) {
+      const int panel = d / 4, chunk = d % 4 * 2;
+      uint32_t a[4];
+      ptx::ldmatrix(a, ptx::shared_address(&q[panel][q_row][swizzle_chunk(q_row, chunk + lane / 16)]));
+#pragma unroll
+      for (int n = 0; n < kN / 16; ++n) {
+        uint32_t b[4];
+        ptx::ldmatrix(b, ptx::shared_address(
+                             &k_tile[panel][n * 16 + k_row][swizzle_chunk(n * 16 + k_row, chunk + lane / 8 % 2)]));
+        ptx::mma<T>(reinterpret_cast<float (&)[4]>(s[n * 8]), a, b[0], b[1]);
+        ptx::mma<T>(reinterpret_cast<float (&)[4]>(s[n * 8 + 4]), a, b[2], b[3]);
+      }
+    }
   }
 
   // Scores become weights, sums and maxima are brought up to date. True: O is to be multiplied by `rows.rescale`, which
@@ -199,7 +280,8 @@ struct HopperForward {
       raised[r] = fmaxf(rows.max[r], quad_max(m) * factor);
       grew |= raised[r] > rows.max[r] + static_cast<float>(C.lazy_rescale);
     }
-    const bool is_raised = C.lazy_rescale < 0 || __any_sync(kFullWarp, grew);
+    const bool is_raised = C.lazy_rescale < 0 || C.stale_max || __any_sync(kFullWarp, grew);
+    rows.rescale[0] = rows.rescale[1] = 1.f;
     if (is_raised) {
       bool large = false;
 #pragma unroll
@@ -248,183 +330,232 @@ struct HopperForward {
 
   // --- a warpgroup's rows -------------------------------------------------------------------------------------------
 
+  // What a warp's lanes have in common, known to be.
+  static __device__ int uniform(int x) { return static_cast<int>(__reduce_or_sync(kFullWarp, x)); }
+
   // Barriers: 0 is the block's; the order of the warpgroups' turns on the tensor cores; a warpgroup's own.
   static constexpr int kTurnBarrier = 1, kOwnBarrier = kTurnBarrier + kConsumers;
 
-  // Waits for this warpgroup's turn, and ends it. Each has one turn a tile.
-  static __device__ void take_turn(int warpgroup) {
-    if constexpr (C.ping_pong) ptx::barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroup);
-  }
-  static __device__ void pass_turn(int warpgroup) {
-    if constexpr (C.ping_pong)
-      ptx::barrier_arrive(kTurnBarrier + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
-  }
-
-  // A warp has read the tile.
-  static __device__ void release(uint64_t* barrier) {
-    if constexpr (C.specialized) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-    }
-  }
-
-  static __device__ void consume(Shared& smem, const Params& p, const TensorMaps& maps, int warpgroup) {
+  // Where a warpgroup is, and the state of its rows of an item.
+  struct Consumer {
+    Shared& smem;
+    const Params& p;
+    const TensorMaps& maps;
+    const int warpgroup;
     Stage stage;
     Query query;
-    Items items;
-    if (C.ping_pong && warpgroup == kConsumers - 1) pass_turn(warpgroup);
-    for (Item b; items.next(p, b); query.advance()) attend(smem, p, maps, b, warpgroup, stage, query);
-    if (C.ping_pong && warpgroup == 0) take_turn(warpgroup);
-  }
+    Item item;
+    Rows rows;
 
-  static __device__ void attend(Shared& smem, const Params& p, const TensorMaps& maps, const Item& b, int warpgroup,
-                                Stage& stage, const Query& query) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int first_row = b.m0 + warpgroup * kWarpgroupRows, row = first_row + warp * 16 + lane / 4;
-    const int column = lane % 4 * 2;
-    const int last_row = min(first_row + kWarpgroupRows, p.seq_q) - 1;
-    // Of the warpgroup's rows: keys that all see, and tiles that one sees.
-    const int all_visible = visible_keys(p, first_row);
-    const int my_tiles = first_row < p.seq_q ? ceil_div(visible_keys(p, last_row), kN) : 0;
-    const uint64_t q =
-        ptx::matrix_descriptor(ptx::shared_address(smem.q[query.index]) + warpgroup * kWarpgroupRows * kRowBytes);
-    Scores s;
-    Output o = {};
-    Weights weights;
-    Rows rows{{-CUDART_INF_F, -CUDART_INF_F}, {}, {}, false};
-    ptx::mbarrier_wait(&smem.q_full[query.index], query.parity);
+    // Waits for this warpgroup's turn, and ends it. Each has one turn a tile.
+    __device__ void take_turn() const {
+      if constexpr (C.ping_pong) ptx::barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroup);
+    }
+    __device__ void pass_turn() const {
+      if constexpr (C.ping_pong)
+        ptx::barrier_arrive(kTurnBarrier + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
+    }
+
+    // A warp has read the tile.
+    static __device__ void release(uint64_t* barrier) {
+      if constexpr (C.specialized) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+      }
+    }
 
     // Without a producer the whole block is done with a stage before its first thread refills it.
-    const auto refill = [&](int tile) {
+    __device__ void refill(int tile) const {
       if constexpr (!C.specialized) {
         __syncthreads();
         const int next = tile - (kStages - 1);
-        if (threadIdx.x == 0 && next >= 0) load_kv(smem, p, maps, b, next, (stage.index + kStages - 1) % kStages);
+        if (threadIdx.x == 0 && next >= 0) load_kv(smem, p, maps, item, next, (stage.index + kStages - 1) % kStages);
       }
-    };
-    const auto release_q = [&] {
-      if constexpr (C.persistent) release(&smem.q_empty[query.index]);
-    };
-    int tile = b.tiles - 1;
-    // Above the diagonal for this warpgroup alone. It waits for what it does not read, or it could arrive twice in a
-    // phase; turns of tiles this wide keep it from that by themselves.
-    for (; tile >= my_tiles; --tile, stage.advance()) {
-      refill(tile);
-      ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
-      ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);  // redundant: ping_pong
-      take_turn(warpgroup);
-      pass_turn(warpgroup);
-      release(&smem.k_empty[stage.index]);
-      release(&smem.v_empty[stage.index]);
     }
-    const auto weigh = [&] { return softmax(s, rows, p, row, tile * kN + column, (tile + 1) * kN > all_visible); };
-    if constexpr (C.overlap) {
-      if (tile >= 0) {
-        ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
-        take_turn(warpgroup);
-        ptx::wgmma_fence();
-        multiply_qk(s, q, smem.k[stage.index]);
-        pass_turn(warpgroup);
-        ptx::wgmma_wait<0>();
-        ptx::pin(s);
+
+    __device__ int first_row() const { return item.m0 + warpgroup * kWarpgroupRows; }
+
+    __device__ void run() {
+      if (C.ping_pong && warpgroup == kConsumers - 1) pass_turn();
+      if constexpr (C.persistent) {
+        for (;; query.advance()) {
+          ptx::mbarrier_wait(&smem.q_full[query.index], query.parity);
+          const Item& next = smem.item[query.index];
+          item = {uniform(next.m0), uniform(next.head), uniform(next.batch), uniform(next.tiles)};
+          if (item.tiles == kNoItem) break;
+          attend();
+        }
+      } else {
+        Items().next(p, item);
+        ptx::mbarrier_wait(&smem.q_full[0], 0);
+        attend();
+      }
+      if (C.ping_pong && warpgroup == 0) take_turn();
+    }
+
+    __device__ void attend() {
+      const int last_row = min(first_row() + kWarpgroupRows, p.seq_q) - 1;
+      // Of the warpgroup's rows: tiles that one sees, and those that all see whole: these need no exact maximum, where
+      // the scale leaves the scores their signs.
+      const int my_tiles = first_row() < p.seq_q ? ceil_div(visible_keys(p, last_row), kN) : 0;
+      const int stale_tiles = C.stale_max && p.scale_log2 > 0.f ? visible_keys(p, first_row()) / kN : 0;
+      const uint64_t q =
+          ptx::matrix_descriptor(ptx::shared_address(smem.q[query.index]) + warpgroup * kWarpgroupRows * kRowBytes);
+      Scores s;
+      Output o = {};
+      Weights weights;
+      rows = {{-CUDART_INF_F, -CUDART_INF_F}, {}, {}, false};
+      int tile = item.tiles - 1;
+      // Above the diagonal for this warpgroup alone. It waits for what it does not read, or it could arrive twice in a
+      // phase; turns of tiles this wide keep it from that by themselves.
+      for (; tile >= my_tiles; --tile, stage.advance()) {
+        refill(tile);
+        ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
+        ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);  // redundant: ping_pong
+        take_turn();
+        pass_turn();
         release(&smem.k_empty[stage.index]);
-        weigh();
-        pack_weights(weights, s);
-        for (--tile; tile >= 0; --tile) {
-          const int before = stage.index;
-          const uint32_t parity_before = stage.parity;
-          stage.advance();
+        release(&smem.v_empty[stage.index]);
+      }
+      if constexpr (C.overlap) {
+        if (tile >= 0) {
           ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
-          ptx::mbarrier_wait(&smem.v_full[before], parity_before);
-          take_turn(warpgroup);
+          take_turn();
           ptx::wgmma_fence();
           multiply_qk(s, q, smem.k[stage.index]);
-          multiply_pv(o, weights, smem.v[before]);
-          pass_turn(warpgroup);
-          ptx::wgmma_wait<1>();
-          ptx::pin(s);
-          release(&smem.k_empty[stage.index]);
-          const bool is_raised = weigh();
+          pass_turn();
           ptx::wgmma_wait<0>();
-          ptx::pin(o);
-          release(&smem.v_empty[before]);
+          ptx::pin(s);
+          weigh<true>(s, tile, [] {});
+          pack_weights(weights, s);
+          for (--tile; tile >= stale_tiles; --tile) step<true>(s, o, weights, q, tile);
+          if constexpr (C.stale_max)
+            for (; tile >= 0; --tile) step<false>(s, o, weights, q, tile);
+          ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
+          ptx::wgmma_fence();
+          multiply_pv(o, weights, smem.v[stage.index]);
+          finish_pv(o, &smem.v_empty[stage.index]);
+          stage.advance();
+        }
+      } else {
+        bool is_first = true;
+        for (; tile >= 0; --tile, stage.advance(), is_first = false) {
+          refill(tile);
+          ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
+          take_turn();
+          ptx::wgmma_fence();
+          multiply_qk(s, q, smem.k[stage.index]);
+          ptx::wgmma_wait<0>();
+          ptx::pin(s);
+          pass_turn();
+          bool is_raised;
+          if constexpr (C.stale_max)
+            is_raised = is_first || tile >= stale_tiles ? weigh<true>(s, tile, [] {}) : weigh<false>(s, tile, [] {});
+          else
+            is_raised = weigh<true>(s, tile, [] {});
           if (is_raised) rescale(o, rows);
           pack_weights(weights, s);
+          ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
+          ptx::wgmma_fence();
+          multiply_pv(o, weights, smem.v[stage.index]);
+          finish_pv(o, &smem.v_empty[stage.index]);
         }
-        release_q();
-        ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
-        ptx::wgmma_fence();
-        multiply_pv(o, weights, smem.v[stage.index]);
-        ptx::wgmma_wait<0>();
-        ptx::pin(o);
-        release(&smem.v_empty[stage.index]);
-        stage.advance();
-      } else {
-        release_q();
       }
-    } else {
-      for (; tile >= 0; --tile, stage.advance()) {
-        refill(tile);
-        ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
-        take_turn(warpgroup);
-        ptx::wgmma_fence();
-        multiply_qk(s, q, smem.k[stage.index]);
-        ptx::wgmma_wait<0>();
-        ptx::pin(s);
-        pass_turn(warpgroup);
-        release(&smem.k_empty[stage.index]);
-        if (weigh()) rescale(o, rows);
-        pack_weights(weights, s);
-        ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
-        ptx::wgmma_fence();
-        multiply_pv(o, weights, smem.v[stage.index]);
-        ptx::wgmma_wait<0>();
-        ptx::pin(o);
-        release(&smem.v_empty[stage.index]);
-      }
-      release_q();
+      store(o);
     }
-    store(smem, p, o, rows, b, warpgroup, row, column);
-  }
 
-  // O goes through the place of the warpgroup's rows of Q, so that global memory sees 16-byte stores.
-  static __device__ void store(Shared& smem, const Params& p, const Output& o, Rows& rows, const Item& b, int warpgroup,
-                               int row, int column) {
-    // All warps of the warpgroup have read Q; its products were waited for as a whole, but no document promises that.
-    // Where O has a place of its own, release_q() has synchronised the warp since it read the O before this one.
-    if constexpr (!C.persistent) {
+    // QK of a tile beside PV of the one before.
+    template <bool is_exact>
+    __device__ __forceinline__ void step(Scores& s, Output& o, Weights& weights, uint64_t q, int tile) {
+      const Stage before = stage;
+      stage.advance();
+      ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
+      ptx::mbarrier_wait(&smem.v_full[before.index], before.parity);
+      take_turn();
+      ptx::wgmma_fence();
+      multiply_qk(s, q, smem.k[stage.index]);
+      multiply_pv(o, weights, smem.v[before.index]);
+      pass_turn();
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      if (weigh<is_exact>(s, tile, [&] { finish_pv(o, &smem.v_empty[before.index]); })) rescale(o, rows);
+      pack_weights(weights, s);
+    }
+
+    static __device__ void finish_pv(Output& o, uint64_t* empty) {
+      ptx::wgmma_wait<0>();
+      ptx::pin(o);
+      release(empty);
+    }
+
+    // Scores become weights, and K is released. `finish` ends the product that runs meanwhile, after what may run
+    // beside it. True: as of softmax().
+    template <bool is_exact, class Finish>
+    __device__ bool weigh(Scores& s, int tile, Finish finish) {
+      if constexpr (is_exact) {
+        release(&smem.k_empty[stage.index]);
+        const int thread = ptx::thread_in_block();
+        const bool is_raised = softmax(s, rows, p, first_row() + lane_row(thread), tile * kN + lane_column(thread),
+                                       (tile + 1) * kN > visible_keys(p, first_row()));
+        finish();
+        return is_raised;
+      } else {
+        float sums[2];
+        exponentiate(s, rows, p.scale_log2, sums);
+        finish();
+        const bool is_raised = rows.scaled || __any_sync(kFullWarp, !(fmaxf(sums[0], sums[1]) < kLargestStaleSum));
+        if (is_raised) {
+          multiply_qk_again(s, smem.q[query.index], smem.k[stage.index], warpgroup * kWarpgroupRows);
+          softmax(s, rows, p, 0, 0, false);
+          sums[0] = sums[1] = 0.f;
+        }
+        release(&smem.k_empty[stage.index]);
+        rows.sum[0] += sums[0];
+        rows.sum[1] += sums[1];
+        return is_raised;
+      }
+    }
+
+    // O goes through the place of the warpgroup's rows of Q, so that global memory sees 16-byte stores.
+    __device__ void store(const Output& o) {
+      // All warps of the warpgroup have read Q; its products were waited for as a whole, but no document promises that.
       ptx::barrier_sync(kOwnBarrier + warpgroup, kWarpgroup);  // redundant: product
-    }
-    QueryTile& staged = smem.o();
-    float* lse = head_base(p.lse, p.lse_strides, b.batch, b.head);
-    const int tile_row = row - b.m0, lane = threadIdx.x % 32;
+      QueryTile& staged = smem.q[query.index];
+      const int thread = ptx::thread_in_block(), lane = thread % 32, column = lane_column(thread);
+      const int tile_row = warpgroup * kWarpgroupRows + lane_row(thread), row = item.m0 + tile_row;
+      float* lse = head_base(p.lse, p.lse_strides, item.batch, item.head);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(rows.sum[r]), inverse = inverse_sum(sum);
-      const int at = tile_row + r * 8;
+      for (int r = 0; r < 2; ++r) {
+        const float sum = quad_sum(rows.sum[r]), inverse = inverse_sum(sum);
+        const int at = tile_row + r * 8;
 #pragma unroll
-      for (int i = 0; i < D / 8; ++i)
-        reinterpret_cast<uint32_t&>(staged[i / 8][at][swizzle_chunk(at, i % 8)].x[column]) =
-            pack(T(), o[i * 4 + r * 2] * inverse, o[i * 4 + r * 2 + 1] * inverse);
-      if (column == 0 && row + r * 8 < p.seq_q) lse[(row + r * 8) * p.lse_strides.row] = log_sum_exp(rows.max[r], sum);
-    }
-    __syncwarp();
-    T* out = head_base(static_cast<T*>(p.o), p.o_strides, b.batch, b.head);
-    const int warp_row = tile_row - lane / 4;
+        for (int i = 0; i < D / 8; ++i)
+          reinterpret_cast<uint32_t&>(staged[i / 8][at][swizzle_chunk(at, i % 8)].x[column]) =
+              pack(T(), o[i * 4 + r * 2] * inverse, o[i * 4 + r * 2 + 1] * inverse);
+        if (column == 0 && row + r * 8 < p.seq_q)
+          lse[(row + r * 8) * p.lse_strides.row] = log_sum_exp(rows.max[r], sum);
+      }
+      __syncwarp();
+      T* out = head_base(static_cast<T*>(p.o), p.o_strides, item.batch, item.head);
+      const int warp_row = tile_row - lane / 4;
 #pragma unroll
-    for (int i = lane; i < 16 * D / 8; i += 32) {
-      const int at = warp_row + i / (D / 8), chunk = i % (D / 8);
-      if (b.m0 + at < p.seq_q && chunk * 8 < p.head_dim)
-        reinterpret_cast<uint4*>(out + (b.m0 + at) * p.o_strides.row)[chunk] =
-            reinterpret_cast<const uint4&>(staged[chunk / 8][at][swizzle_chunk(at, chunk % 8)]);
+      for (int i = lane; i < 16 * D / 8; i += 32) {
+        const int at = warp_row + i / (D / 8), chunk = i % (D / 8);
+        if (item.m0 + at < p.seq_q && chunk * 8 < p.head_dim)
+          reinterpret_cast<uint4*>(out + (item.m0 + at) * p.o_strides.row)[chunk] =
+              reinterpret_cast<const uint4&>(staged[chunk / 8][at][swizzle_chunk(at, chunk % 8)]);
+      }
+      if constexpr (C.persistent) {
+        ptx::fence_async_shared();  // the next Q comes by the async proxy
+        release(&smem.q_empty[query.index]);
+      }
     }
-  }
+  };
 
   static __device__ void run(const Params& p, const TensorMaps& maps) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
-    // The same in a warp's lanes, and known to be.
-    const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
+    const int warpgroup = uniform(threadIdx.x / kWarpgroup);
     if (threadIdx.x == 0) {
       for (int i = 0; i < kQueries; ++i) {
         ptx::mbarrier_init(&smem.q_full[i], 1);
@@ -453,10 +584,10 @@ struct HopperForward {
         if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps);
       } else {
         ptx::raise_registers<kConsumerRegisters>();
-        consume(smem, p, maps, warpgroup);
+        Consumer{smem, p, maps, warpgroup}.run();
       }
     } else {
-      consume(smem, p, maps, warpgroup);
+      Consumer{smem, p, maps, warpgroup}.run();
     }
   }
 };

@@ -71,6 +71,18 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Orders this thread's accesses to shared memory before those of the async proxy (TMA, wgmma) that a barrier orders
+// after them.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-membar
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// threadIdx.x, read anew where it is used: what follows from it holds no register in between.
+__device__ __forceinline__ int thread_in_block() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // --- registers: https://docs.nvidia.com/cuda/parallel-thread-execution/#miscellaneous-instructions-setmaxnreg
 
 template <int registers>
@@ -119,16 +131,29 @@ struct Wgmma;
   C "f"(d[I]), C "f"(d[I + 1]), C "f"(d[I + 2]), C "f"(d[I + 3]), C "f"(d[I + 4]), C "f"(d[I + 5]), C "f"(d[I + 6]), \
       C "f"(d[I + 7])
 #define FLASHLADDER_D32(C) FLASHLADDER_D8(C, 0), FLASHLADDER_D8(C, 8), FLASHLADDER_D8(C, 16), FLASHLADDER_D8(C, 24)
-#define FLASHLADDER_D64(C) \
-  FLASHLADDER_D32(C), FLASHLADDER_D8(C, 32), FLASHLADDER_D8(C, 40), FLASHLADDER_D8(C, 48), FLASHLADDER_D8(C, 56)
-#define FLASHLADDER_D32_NAMES                                              \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FLASHLADDER_D64_NAMES                                                        \
-  FLASHLADDER_D32_NAMES                                                              \
-  ", "                                                                               \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASHLADDER_D40(C) FLASHLADDER_D32(C), FLASHLADDER_D8(C, 32)
+#define FLASHLADDER_D48(C) FLASHLADDER_D40(C), FLASHLADDER_D8(C, 40)
+#define FLASHLADDER_D64(C) FLASHLADDER_D48(C), FLASHLADDER_D8(C, 48), FLASHLADDER_D8(C, 56)
+#define FLASHLADDER_D80(C) FLASHLADDER_D64(C), FLASHLADDER_D8(C, 64), FLASHLADDER_D8(C, 72)
+#define FLASHLADDER_D32_NAMES                                                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASHLADDER_D40_NAMES \
+  FLASHLADDER_D32_NAMES       \
+      ", "                    \
+      "%32, %33, %34, %35, %36, %37, %38, %39"
+#define FLASHLADDER_D48_NAMES \
+  FLASHLADDER_D40_NAMES       \
+      ", "                    \
+      "%40, %41, %42, %43, %44, %45, %46, %47"
+#define FLASHLADDER_D64_NAMES \
+  FLASHLADDER_D48_NAMES       \
+      ", "                    \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASHLADDER_D80_NAMES \
+  FLASHLADDER_D64_NAMES       \
+      ", "                    \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 
 // N: columns of d, R: registers of d, R1 to R4: the operands after them.
 #define FLASHLADDER_WGMMA(T, NAME, N, R, R1, R2, R3, R4)                                                         \
@@ -155,9 +180,13 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                        \
     }                                                                                                            \
   };
-FLASHLADDER_WGMMA(__half, "f16", 64, 32, 33, 34, 35, 36)
-FLASHLADDER_WGMMA(__half, "f16", 128, 64, 65, 66, 67, 68)
-FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", 64, 32, 33, 34, 35, 36)
-FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", 128, 64, 65, 66, 67, 68)
+#define FLASHLADDER_WGMMAS(T, NAME)                   \
+  FLASHLADDER_WGMMA(T, NAME, 64, 32, 33, 34, 35, 36)  \
+  FLASHLADDER_WGMMA(T, NAME, 80, 40, 41, 42, 43, 44)  \
+  FLASHLADDER_WGMMA(T, NAME, 96, 48, 49, 50, 51, 52)  \
+  FLASHLADDER_WGMMA(T, NAME, 128, 64, 65, 66, 67, 68) \
+  FLASHLADDER_WGMMA(T, NAME, 160, 80, 81, 82, 83, 84)
+FLASHLADDER_WGMMAS(__half, "f16")
+FLASHLADDER_WGMMAS(__nv_bfloat16, "bf16")
 
 }  // namespace flashladder::ptx

@@ -84,8 +84,20 @@ struct Config {
   bool specialized = false;  // a warpgroup of its own issues the loads, and leaves its registers to the others
   bool ping_pong = false;    // warpgroups take turns on the tensor cores
   bool overlap = false;      // P V of a tile runs beside the softmax of the next
+  bool stale_max = false;    // maxima are brought up to date only where the sums of weights ask for it
   bool persistent = false;   // a block an SM, which computes query tiles one after the other
+  // Of the kernels for head_dim 128, where they differ: 0 and -1 stand for the fields above.
+  int32_t tile_m_128 = 0, tile_n_128 = 0, stages_128 = 0, ping_pong_128 = -1;
 };
+
+constexpr Config at_head_dim(Config config, int head_dim) {
+  if (head_dim <= 64) return config;
+  if (config.tile_m_128 != 0) config.tile_m = config.tile_m_128;
+  if (config.tile_n_128 != 0) config.tile_n = config.tile_n_128;
+  if (config.stages_128 != 0) config.stages = config.stages_128;
+  if (config.ping_pong_128 != -1) config.ping_pong = config.ping_pong_128 != 0;
+  return config;
+}
 
 // Which of a rung's kernels computes a problem, where it has several.
 enum class Tile : int32_t {

@@ -20,6 +20,7 @@ constexpr Config kConfig{
     .any_head_dim = true,
     .loads = Loads::tma,
     .specialized = true,
+    .tile_m_128 = 128,
 };
 
 FLASHLADDER_TMA_RUNG(r17_wide_tiles, kConfig, HopperForward)

@@ -22,6 +22,7 @@ constexpr Config kConfig{
     .loads = Loads::tma,
     .specialized = true,
     .ping_pong = true,
+    .tile_m_128 = 128,
 };
 
 FLASHLADDER_TMA_RUNG(r18_ping_pong, kConfig, HopperForward)

@@ -22,6 +22,7 @@ constexpr Config kConfig{
     .specialized = true,
     .ping_pong = true,
     .overlap = true,
+    .tile_m_128 = 128,
 };
 
 FLASHLADDER_TMA_RUNG(r19_overlap, kConfig, HopperForward)

@@ -14,6 +14,7 @@ from tabulate import tabulate
 from flashladder import build as building
 from flashladder import diagnose, doctor, explain, machine, native, paths, report, rundir, summary, tables
 from flashladder.arms import ArmSpec, peer_specs
+from flashladder.blocking import candidate_rung, spills
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_metrics, load_presets, load_shapes, preset_cells
 from flashladder.model import (
@@ -29,6 +30,7 @@ from flashladder.model import (
     Preset,
     Rung,
     RunInfo,
+    Tuning,
 )
 from flashladder.ninja import Progress
 from flashladder.profiling import profile_cells
@@ -178,6 +180,20 @@ class Session:
         """Time every plan of a rung that was built and checked."""
         base = next(spec for spec in self.specs if spec.name == rung)
         time_cells(self.run, self.ladder, plan_specs(base), self.cells, self.preset, self.seed, progress)
+
+    def tune_blockings(self, tuning: Tuning, progress: Progress) -> None:
+        """Build, check and time the candidates, each at its own head dimension; those that fail stay in the records."""
+        parent = self.ladder[tuning.rung]
+        for head_dim in sorted({c.head_dim for c in tuning.candidate}):
+            rungs = tuple(candidate_rung(c, parent) for c in tuning.candidate if c.head_dim == head_dim)
+            cells = {cell: l2 for cell, l2 in self.cells.items() if cell.shape.head_dim == head_dim}
+            part = replace(self, rungs=rungs, cells=cells, peers=[], specs=[], builds=[])
+            part.build(progress)
+            spilling = {b.rung for b in part.builds if spills(b)}
+            part.specs = [spec for spec in part.specs if spec.name not in spilling]
+            part.check(progress)
+            part.time(progress)
+            self.builds += part.builds
 
     def regrets(self, rung: str) -> list[Regret]:
         """What the rung's own choices cost; raises FlashladderError when it has none."""

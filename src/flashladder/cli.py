@@ -18,6 +18,7 @@ from flashladder import (
     __version__,
     ablation,
     agreement,
+    blocking,
     doctor,
     emulation,
     machine,
@@ -30,8 +31,8 @@ from flashladder import (
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
-from flashladder.ladder import load_ladder, load_presets
-from flashladder.model import DTYPES, MASKS, MetricSet, Prediction
+from flashladder.ladder import load_ladder, load_presets, load_tuning
+from flashladder.model import DTYPES, MASKS, MetricSet, Prediction, Tuning
 from flashladder.ninja import Progress
 from flashladder.stages import build_rungs
 
@@ -112,7 +113,7 @@ def _gpu_options(command: F) -> F:
     """Options of the stages that need a GPU."""
     preset = click.option(
         "--preset",
-        type=click.Choice([name for name in load_presets() if name != "tune"]),
+        type=click.Choice([name for name in load_presets() if name not in ("tune", "blocking")]),
         default="default",
         show_default=True,
         help="Sweep size.",
@@ -305,11 +306,20 @@ def profile(metric_set: MetricSet, launches: int, limit: float, **kwargs: Any) -
 
 
 @main.command(name="tune")
-@click.option("--rung", default="r13_tuned", show_default=True, metavar="ID", help="A rung that plans.")
+@click.option("--rung", default="r13_tuned", show_default=True, metavar="ID", help="A rung that plans, or Hopper's.")
 @_run_options
 def tune_command(rung: str, out: Path | None, seed: int) -> None:
-    """Time every tile and number of splits of a planning rung, and say what its own choices cost."""
-    rung = load_ladder().select((rung,))[0].id
+    """Time what could have been chosen, and say what the choices cost.
+
+    Of a rung that plans: every tile and number of splits. Of the rung that experiments/tune.toml names: its candidates.
+    """
+    ladder, tuning = load_ladder(), load_tuning()
+    rung = ladder.select((rung,))[0].id
+    if rung == tuning.rung:
+        _tune_blockings(tuning, out, seed)
+        return
+    if not ladder.has(ladder[rung], "splits"):
+        raise FlashladderError(f"{rung} leaves nothing to choose; expected {tuning.rung} or a rung that plans")
     session = ablation.open_session(ablation.Selection(preset="tune", rungs=(rung,), out=out, seed=seed))
     session.peers.clear()
     with _bar("build", "step") as progress:
@@ -320,6 +330,18 @@ def tune_command(rung: str, out: Path | None, seed: int) -> None:
     with _bar("tune", "cell") as progress:
         session.tune(rung, progress)
     click.echo(tables.terminal(tune.table(session.regrets(rung))))
+    click.echo(f"records: {session.run.path}")
+
+
+def _tune_blockings(tuning: Tuning, out: Path | None, seed: int) -> None:
+    session = ablation.open_session(ablation.Selection(preset="blocking", rungs=(tuning.rung,), out=out, seed=seed))
+    with _bar("tune", "step") as progress:
+        session.tune_blockings(tuning, progress)
+    found = blocking.scores(session.run.timings(), [c.name for c in tuning.candidate])
+    click.echo(tables.terminal(blocking.table(found, tuning)))
+    for record in session.builds:
+        if reason := record.reason or blocking.spills(record):
+            click.echo(f"{record.rung} was not timed: {reason}")
     click.echo(f"records: {session.run.path}")
 
 

@@ -147,6 +147,14 @@ def _negative(rng: np.random.Generator, shape: Shape) -> Values:
     return np.full_like(q, size), np.full_like(k, -size), v
 
 
+def _cliff(rng: np.random.Generator, shape: Shape) -> Values:
+    """The first third of the keys 200 nats above the rest: weights under the maximum of the rest are infinite."""
+    q, k, v = _normal(rng, shape)
+    size = np.float32(sqrt(200 * sqrt(shape.head_dim) / shape.head_dim))
+    is_high = (np.arange(shape.seq_k) < shape.seq_k // 3)[None, None, :, None]
+    return np.full_like(q, size), np.where(is_high, size, k / 100), v
+
+
 def _nan_q(rng: np.random.Generator, shape: Shape) -> Values:
     """One NaN query element: that row alone is NaN."""
     q, k, v = _normal(rng, shape)
@@ -178,6 +186,7 @@ VALUES: dict[str, Callable[[np.random.Generator, Shape], Values]] = {
     "ascending": _ascending,
     "descending": _descending,
     "negative": _negative,
+    "cliff": _cliff,
     "nan_q": _nan_q,
     "nan_k": _nan_k,
     "inf_k": _inf_k,
@@ -224,6 +233,7 @@ def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: A
 
 SPLIT_LENGTHS = ((1, 1100), (3, 1600), (1, 3600), (16, 2100), (40, 1100))
 """Few rows and many keys: where keys are split, in 1 to 16 parts, the last of some without a key."""
+WIDE_VALUES = ("outlier", "descending", "cliff", "nan_k", "inf_k")
 WIDE_LENGTHS = ((193, 260), (400, 385), (150, 385), (60, 900))
 """Around tiles of 128 and 192 rows and 128 keys, and warpgroups that have no row: the seams of kernels with such."""
 GRID_LENGTHS = ((129, 129), (65, 63), (40, 77))
@@ -276,6 +286,8 @@ def edge_cases(dtype: DtypeName, head_dim: int) -> Iterator[Case]:
             yield Case("grid", _cell(25, (4, 2), lengths, head_dim, dtype, causal))
         for lengths in WIDE_LENGTHS:
             yield Case("wide", _cell(1, (1, 1), lengths, head_dim, dtype, causal))
+        for values in WIDE_VALUES:
+            yield Case("wide", _cell(1, (1, 1), (70, 400), head_dim, dtype, causal), values)
         for other in OTHER_HEAD_DIMS[head_dim]:
             yield Case("head_dim", _cell(1, (2, 1), (33, 65), other, dtype, causal))
         for values in VALUES:

@@ -14,7 +14,7 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Preset, Record, Rung, Shape, ShapeSet
+from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Preset, Record, Rung, Shape, ShapeSet, Tuning
 
 T = TypeVar("T")
 
@@ -242,6 +242,20 @@ def load_shapes() -> dict[str, ShapeSet]:
 @cache
 def load_presets() -> dict[str, Preset]:
     return _load(paths.EXPERIMENTS / "presets.toml", dict[str, Preset])
+
+
+@cache
+def load_tuning() -> Tuning:
+    """Raises FlashladderError when a choice is no candidate of its head dimension."""
+    tuning = _load(paths.EXPERIMENTS / "tune.toml", Tuning)
+    names = {(c.head_dim, c.name) for c in tuning.candidate}
+    for choice in tuning.choice:
+        if (choice.head_dim, choice.blocking) not in names:
+            raise FlashladderError(
+                f"tune.toml: the choice {choice.blocking!r} is no candidate at head_dim {choice.head_dim}; "
+                f"expected one of {', '.join(name for d, name in sorted(names) if d == choice.head_dim)}"
+            )
+    return tuning
 
 
 @cache

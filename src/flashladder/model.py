@@ -129,6 +129,59 @@ class Cell(Record, frozen=True, order=True, kw_only=True):
         return f"{self.shape.id}-{self.dtype}-{self.mask}"
 
 
+class Blocking(Record, frozen=True, order=True, kw_only=True):
+    """Tile of queries and keys, tiles of K and V in shared memory, and whether warpgroups take turns."""
+
+    head_dim: int
+    tile_m: int
+    tile_n: int
+    stages: int
+    ping_pong: bool
+
+    @property
+    def name(self) -> str:
+        turns = "_turns" if self.ping_pong else ""
+        return f"d{self.head_dim}_{self.tile_m}x{self.tile_n}_{self.stages}{turns}"
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The fields of kernel/include/rung.h's Config that it sets."""
+        suffix = "_128" if self.head_dim == 128 else ""
+        values = {"tile_m": self.tile_m, "tile_n": self.tile_n, "stages": self.stages, "ping_pong": int(self.ping_pong)}
+        return {name + suffix: value for name, value in values.items()}
+
+
+class Choice(Record, frozen=True, kw_only=True):
+    head_dim: int
+    mask: Mask
+    blocking: str
+    """Name of the candidate."""
+
+
+class Tuning(Record, frozen=True, kw_only=True):
+    """experiments/tune.toml."""
+
+    rung: str
+    """Whose template the candidates are of."""
+    candidate: tuple[Blocking, ...]
+    choice: tuple[Choice, ...]
+
+    def of(self, config: dict[str, int], head_dim: int) -> Blocking:
+        """How a library of that Config (native.Library.config) divides problems of that head dimension."""
+
+        def value(name: str, unset: int) -> int:
+            wide = config[f"{name}_128"] if head_dim == 128 else unset
+            return config[name] if wide == unset else wide
+
+        return Blocking(
+            head_dim=head_dim,
+            tile_m=value("tile_m", 0),
+            tile_n=value("tile_n", 0),
+            stages=value("stages", 0),
+            ping_pong=value("ping_pong", -1) != 0,
+        )
+
+
 class ShapeSet(Record, frozen=True, kw_only=True):
     """A named sweep: its shapes with the masks each is run under, and the L2 state its timings start from."""
 

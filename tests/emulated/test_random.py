@@ -15,7 +15,7 @@ from flashladder.emulator.device import EmulatedMemory, Emulator, Options, emula
 from flashladder.inputs import Case
 from tests.random_cases import cases
 
-RUNG, EXAMPLES = "r20_persistent", 40
+RUNG, EXAMPLES = "r22_retuned", 40
 
 
 def test_random_problems_are_right_and_free_of_races(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from flashladder import build, native, paths, toolchain, tune
+from flashladder import blocking, build, native, paths, toolchain, tune
 from flashladder.errors import BuildError, DriftError
-from flashladder.ladder import load_ladder
+from flashladder.ladder import load_ladder, load_tuning
 from flashladder.model import BuildRecord, Cell, KernelResources, Rung
 from flashladder.rundir import RunDir
 
@@ -84,6 +84,27 @@ def test_the_plan_is_near_the_best_of_what_was_recorded(built: list[BuildRecord]
     assert len(ratios) >= 20
     assert max(ratios) <= 1.2
     assert fmean(ratios) <= 1.02
+
+
+def test_hopper_is_divided_as_the_tuning_chose(built: list[BuildRecord]) -> None:
+    tuning = load_tuning()
+    config = next(b.config for b in built if b.rung == tuning.rung)
+    for choice in tuning.choice:
+        assert tuning.of(config, choice.head_dim).name == choice.blocking
+
+
+RECORDED_BLOCKINGS = sorted(path.parent for path in paths.RESULTS.glob("*/blocking/run.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED_BLOCKINGS, ids=lambda path: path.parent.name)
+def test_the_chosen_division_is_near_the_best_of_what_was_recorded(path: Path) -> None:
+    tuning = load_tuning()
+    found = blocking.scores(RunDir(path).timings(), [c.name for c in tuning.candidate])
+    assert len(found) == len(tuning.choice) == 4
+    for choice in tuning.choice:
+        times = found[choice.head_dim, choice.mask]
+        assert len(times) >= 6
+        assert times[choice.blocking] <= 1.03 * min(times.values())
 
 
 SPILLING = ("r00_naive", "r09_large_tiles", "r10_fold_scale", "r14_tma")

@@ -1,4 +1,4 @@
-// v20_narrow_tile: r20_persistent with tiles of 64 keys.
+// v22_exact_max: r22_retuned, the maximum is brought up to date in every tile.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 
@@ -6,8 +6,8 @@ using namespace flashladder;
 
 constexpr Config kConfig = [] {
   Config config = kHopper;
-  config.tile_n = 64;
+  config.stale_max = false;
   return config;
 }();
 
-FLASHLADDER_TMA_RUNG(v20_narrow_tile, kConfig, HopperForward)
+FLASHLADDER_TMA_RUNG(v22_exact_max, kConfig, HopperForward)

@@ -1,4 +1,4 @@
-// v20_always_rescale: r20_persistent with O rescaled in every tile.
+// v22_two_stages: r22_retuned, two tiles of K and V in shared memory.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 
@@ -6,8 +6,8 @@ using namespace flashladder;
 
 constexpr Config kConfig = [] {
   Config config = kHopper;
-  config.lazy_rescale = -1;
+  config.stages = 2;
   return config;
 }();
 
-FLASHLADDER_TMA_RUNG(v20_always_rescale, kConfig, HopperForward)
+FLASHLADDER_TMA_RUNG(v22_two_stages, kConfig, HopperForward)

@@ -1,4 +1,4 @@
-// r21_dispatch, after r20_persistent: small grids, and tensors that TMA cannot read, go to the portable ladder's
+// r23_dispatch, after r22_retuned: small grids, and tensors that TMA cannot read, go to the portable ladder's
 // smaller kernels, whose warps and blocks split the keys.
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
@@ -12,4 +12,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(r21_dispatch, kConfig)
+FLASHLADDER_DISPATCH_RUNG(r23_dispatch, kConfig)

@@ -1,4 +1,4 @@
-// v20_no_ping_pong: r20_persistent with warpgroups take no turns.
+// v22_no_ping_pong: r22_retuned, without turns on the tensor cores.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 
@@ -10,4 +10,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_TMA_RUNG(v20_no_ping_pong, kConfig, HopperForward)
+FLASHLADDER_TMA_RUNG(v22_no_ping_pong, kConfig, HopperForward)

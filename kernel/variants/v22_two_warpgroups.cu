@@ -1,4 +1,4 @@
-// v20_two_warpgroups: r20_persistent with tiles of 128 rows: two warpgroups with more registers each.
+// v22_two_warpgroups: r22_retuned, tiles of 128 queries.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 
@@ -6,9 +6,9 @@ using namespace flashladder;
 
 constexpr Config kConfig = [] {
   Config config = kHopper;
-  config.tile_m = 128;
+  config.tile_m = config.tile_m_128 = 128;
   config.threads = 384;
   return config;
 }();
 
-FLASHLADDER_TMA_RUNG(v20_two_warpgroups, kConfig, HopperForward)
+FLASHLADDER_TMA_RUNG(v22_two_warpgroups, kConfig, HopperForward)

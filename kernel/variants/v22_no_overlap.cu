@@ -1,4 +1,4 @@
-// v20_no_overlap: r20_persistent with P V of a tile is waited for before the next scores.
+// v22_no_overlap: r22_retuned, a warpgroup waits for its P V before the next softmax.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 
@@ -10,4 +10,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_TMA_RUNG(v20_no_overlap, kConfig, HopperForward)
+FLASHLADDER_TMA_RUNG(v22_no_overlap, kConfig, HopperForward)

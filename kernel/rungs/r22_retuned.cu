@@ -1,0 +1,7 @@
+// r22_retuned, after r21_stale_max: tiles of 64 keys and one warpgroup more, without turns at head_dim 128.
+#include "hopper_forward.cuh"
+#include "hopper_tuned.h"
+
+using namespace flashladder;
+
+FLASHLADDER_TMA_RUNG(r22_retuned, kHopper, HopperForward)
