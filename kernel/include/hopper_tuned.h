@@ -22,12 +22,12 @@ constexpr Config kHopper{
     .any_head_dim = true,
     .loads = Loads::tma,
     .specialized = true,
-    .ping_pong = true,
     .overlap = true,
     .stale_max = true,
     .persistent = true,
     .tile_m_128 = 192,
-    .ping_pong_128 = 0,
+    .tile_n_128 = 64,
+    .stages_128 = 4,
 };
 
 }  // namespace flashladder

@@ -1,4 +1,4 @@
-// r22_retuned, after r21_stale_max: tiles of 64 keys and one warpgroup more, without turns at head_dim 128.
+// r22_retuned, after r21_stale_max: tiles of 64 keys, one warpgroup more, no turns.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 

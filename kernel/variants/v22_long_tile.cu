@@ -8,7 +8,8 @@ constexpr Config kConfig = [] {
   Config config = kHopper;
   config.tile_m = 192;
   config.tile_m_128 = 128;
-  config.tile_n = 128;
+  config.tile_n = config.tile_n_128 = 128;
+  config.stages = config.stages_128 = 2;
   config.threads = 512;
   return config;
 }();

@@ -6,7 +6,7 @@ using namespace flashladder;
 
 constexpr Config kConfig = [] {
   Config config = kHopper;
-  config.stages = 2;
+  config.stages = config.stages_128 = 2;
   return config;
 }();
 

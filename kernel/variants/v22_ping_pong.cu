@@ -1,4 +1,4 @@
-// v22_no_ping_pong: r22_retuned, without turns on the tensor cores.
+// v22_ping_pong: r22_retuned, the warpgroups take turns on the tensor cores.
 #include "hopper_forward.cuh"
 #include "hopper_tuned.h"
 
@@ -6,8 +6,8 @@ using namespace flashladder;
 
 constexpr Config kConfig = [] {
   Config config = kHopper;
-  config.ping_pong = false;
+  config.ping_pong = true;
   return config;
 }();
 
-FLASHLADDER_TMA_RUNG(v22_no_ping_pong, kConfig, HopperForward)
+FLASHLADDER_TMA_RUNG(v22_ping_pong, kConfig, HopperForward)
