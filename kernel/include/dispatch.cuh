@@ -1,5 +1,5 @@
-// Which kernel of a Hopper rung computes a problem: its own where TMA can read the tensors and its tiles fill the GPU,
-// else the portable ladder's smaller ones (plan.h).
+// Which kernel of a Hopper rung computes a problem: the widest of its own whose tiles fill the GPU, where TMA can read
+// the tensors; else the portable ladder's smaller ones (plan.h).
 #pragma once
 
 #include "hopper_forward.cuh"
@@ -8,24 +8,57 @@
 
 namespace flashladder {
 
-template <Config C>
-Tile plan_hopper(Params& p, int multiprocessors) {
+constexpr Config with_query_rows(Config config, int rows) {
+  config.tile_m = config.tile_m_128 = rows;
+  return config;
+}
+
+// The kernels of a dtype and head dimension by their rows: the rung's own, 128, 64.
+struct HopperSizes {
+  TmaInstance sizes[3];
+};
+constexpr int kLeastHopperRows = 64;
+
+inline int launch(const HopperSizes& kernels, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
+  const TmaInstance* instance = kernels.sizes;
+  while (instance->tile_m > kLeastHopperRows && !fill(query_tiles(p, instance->tile_m), multiprocessors(device)))
+    ++instance;
+  return launch(*instance, p, dtype, device, stream);
+}
+
+inline Tile plan_hopper(Params& p, int multiprocessors) {
   pack_heads(p);
   const bool is_readable =
       tma_reads(p.q_strides, p.seq_q) && tma_reads(p.k_strides, p.seq_k) && tma_reads(p.v_strides, p.seq_k);
-  const int rows = p.head_dim > 64 ? HopperForward<C, __half, 128>::kM : HopperForward<C, __half, 64>::kM;
-  return choose_tile(p, multiprocessors, is_readable ? rows : 0);
+  return choose_tile(p, multiprocessors, is_readable ? kLeastHopperRows : 0);
 }
 
 }  // namespace flashladder
 
-#define FLASHLADDER_DISPATCH_KERNELS(ID, SUFFIX, CONFIG, T, D)         \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, HopperForward, T, D) \
+#define FLASHLADDER_DISPATCH_KERNELS(ID, SUFFIX, CONFIG, T, D)                                         \
+  constexpr flashladder::Config ID##_m128_config_##SUFFIX = flashladder::with_query_rows(CONFIG, 128); \
+  constexpr flashladder::Config ID##_m64_config_##SUFFIX = flashladder::with_query_rows(CONFIG, 64);   \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, HopperForward, T, D)                                 \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m128, SUFFIX, ID##_m128_config_##SUFFIX, HopperForward, T, D)       \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)         \
+  const flashladder::HopperSizes ID##_large_##SUFFIX{                                                  \
+      {ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, ID##_m64_instance_##SUFFIX}};              \
   FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, flashladder::kTuned, T, D)
 
-#define FLASHLADDER_DISPATCH_RUNG(ID, CONFIG)                             \
-  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d64, CONFIG, __half, 64)          \
-  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d128, CONFIG, __half, 128)        \
-  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)   \
-  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128) \
-  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, TmaInstance, launch, plan_hopper<CONFIG>)
+#define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                          \
+  {#ID "_" #SUFFIX, ID##_large_##SUFFIX.sizes[0].shared_bytes},          \
+      {#ID "_m128_" #SUFFIX, ID##_large_##SUFFIX.sizes[1].shared_bytes}, \
+      {#ID "_m64_" #SUFFIX, ID##_large_##SUFFIX.sizes[2].shared_bytes},  \
+      {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, { \
+    #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes         \
+  }
+
+#define FLASHLADDER_DISPATCH_RUNG(ID, CONFIG)                                                 \
+  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                              \
+  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                            \
+  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                       \
+  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                     \
+  static const flashladder::DynamicShared ID##_shared[] = {                                   \
+      FLASHLADDER_DISPATCH_SHARED(ID, fp16_d64), FLASHLADDER_DISPATCH_SHARED(ID, fp16_d128),  \
+      FLASHLADDER_DISPATCH_SHARED(ID, bf16_d64), FLASHLADDER_DISPATCH_SHARED(ID, bf16_d128)}; \
+  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, HopperSizes, launch, plan_hopper, ID##_shared)

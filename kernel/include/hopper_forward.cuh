@@ -20,7 +20,7 @@ struct HopperForward {
   static constexpr int kConsumers = kM / kWarpgroupRows, kPanels = D / kPanelColumns;
   static constexpr int kThreads = kWarpgroup * (kConsumers + C.specialized);
   // setmaxnreg: multiples of 8 whose sum over the warpgroups is at most the 64 K registers of an SM.
-  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 24;
+  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : kConsumers == 2 ? 24 : 56;
   static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 240;
   // K and V that blocks share while they take the query tiles of several heads longest first, of 50 MB in L2: short
   // sequences keep more tiles of a head apart in time.

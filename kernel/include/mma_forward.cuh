@@ -633,26 +633,23 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
 #define FLASHLADDER_PLANNED_KERNELS(ID, SUFFIX, CONFIG, T, D) \
   FLASHLADDER_MMA_KERNEL(ID##_##SUFFIX, SUFFIX, CONFIG, T, D) \
   FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, CONFIG, T, D)       \
-  const flashladder::Instance ID##_instance_##SUFFIX = flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX);
+  const flashladder::Instance ID##_large_##SUFFIX = flashladder::mma_instance<CONFIG, T, D>(ID##_##SUFFIX);
 
 #define FLASHLADDER_PLANNED_SHARED(ID, SUFFIX)                           \
-  {#ID "_" #SUFFIX, ID##_instance_##SUFFIX.shared_bytes},                \
+  {#ID "_" #SUFFIX, ID##_large_##SUFFIX.shared_bytes},                   \
       {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, { \
     #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes         \
   }
 
-// Of a rung with kernels of three sizes, `LARGE` the type of its own one's Instance, `ENQUEUE` how that is launched and
-// `PLAN` what chooses.
-#define FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, LARGE, ENQUEUE, PLAN)                                                \
+// Of a rung with kernels of three sizes, `LARGE` the type of its own one's Instance, `ENQUEUE` how that is launched,
+// `PLAN` what chooses and `SHARED` the shared memory of all kernels.
+#define FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, LARGE, ENQUEUE, PLAN, SHARED)                                        \
   extern "C" const flashladder::Rung* flashladder_rung() {                                                         \
     using namespace flashladder;                                                                                   \
-    static const LARGE large[2][2] = {{ID##_instance_fp16_d64, ID##_instance_fp16_d128},                           \
-                                      {ID##_instance_bf16_d64, ID##_instance_bf16_d128}};                          \
+    static const LARGE large[2][2] = {{ID##_large_fp16_d64, ID##_large_fp16_d128},                                 \
+                                      {ID##_large_bf16_d64, ID##_large_bf16_d128}};                                \
     static const Instance* const smaller[2][2] = {{ID##_smaller_fp16_d64, ID##_smaller_fp16_d128},                 \
                                                   {ID##_smaller_bf16_d64, ID##_smaller_bf16_d128}};                \
-    static const DynamicShared shared[] = {                                                                        \
-        FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),                       \
-        FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)};                      \
     static const Rung rung{#ID,                                                                                    \
                            CONFIG,                                                                                 \
                            [](const Params& p, Dtype dtype, Tile tile, int device, void* to) {                     \
@@ -665,15 +662,18 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
                            error_name,                                                                             \
                            PLAN,                                                                                   \
                            multiprocessors,                                                                        \
-                           shared,                                                                                 \
-                           12};                                                                                    \
+                           SHARED,                                                                                 \
+                           sizeof SHARED / sizeof SHARED[0]};                                                      \
     return &rung;                                                                                                  \
   }
 
 // A kernel a tile size for each dtype and head dimension; plan.h chooses.
-#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                             \
-  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)          \
-  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)        \
-  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)   \
-  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128) \
-  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, Instance, launch, plan<CONFIG.pack_heads>)
+#define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                                                \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                             \
+  FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                           \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                      \
+  FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                    \
+  static const flashladder::DynamicShared ID##_shared[] = {                                 \
+      FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),  \
+      FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)}; \
+  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, Instance, launch, plan<CONFIG.pack_heads>, ID##_shared)

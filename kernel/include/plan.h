@@ -27,17 +27,23 @@ inline void pack_heads(Params& p) {
   p.causal = false;  // the one row sees every key
 }
 
+inline int64_t query_tiles(const Params& p, int rows) {
+  return static_cast<int64_t>(p.batch) * p.heads_q * ((p.seq_q + rows - 1) / rows);
+}
+
+// Whether so many blocks give three quarters of the multiprocessors one.
+inline bool fill(int64_t blocks, int multiprocessors) {
+  return blocks >= (3 * static_cast<int64_t>(multiprocessors) + 3) / 4;
+}
+
 // large_rows: of the rung's own tile; 0 where it cannot take the problem.
 inline Tile choose_tile(Params& p, int multiprocessors, int large_rows = kLargeRows) {
-  const auto blocks = [&](int rows) {
-    return static_cast<int64_t>(p.batch) * p.heads_q * ((p.seq_q + rows - 1) / rows);
-  };
   p.splits = 1;
-  const int64_t enough = (3 * static_cast<int64_t>(multiprocessors) + 3) / 4;
   const int64_t most_splits = p.seq_k < kMinSplitKeys ? 1 : std::min(kMostSplits, p.seq_k / kKeysPerSplit);
-  if (large_rows > 0 && p.seq_q > kLargeRows / 2 && blocks(large_rows) >= enough) return Tile::large;
-  const bool is_medium = p.seq_q > kSmallRows && blocks(kMediumRows) * most_splits >= enough;
-  const int64_t splits = kBlocksPerSm * multiprocessors / blocks(is_medium ? kMediumRows : kSmallRows);
+  if (large_rows > 0 && p.seq_q > large_rows / 2 && fill(query_tiles(p, large_rows), multiprocessors))
+    return Tile::large;
+  const bool is_medium = p.seq_q > kSmallRows && fill(query_tiles(p, kMediumRows) * most_splits, multiprocessors);
+  const int64_t splits = kBlocksPerSm * multiprocessors / query_tiles(p, is_medium ? kMediumRows : kSmallRows);
   p.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits));
   return is_medium ? Tile::medium : Tile::small;
 }

@@ -140,20 +140,20 @@ struct Wgmma;
   "%24, %25, %26, %27, %28, %29, %30, %31"
 #define FLASHLADDER_D40_NAMES \
   FLASHLADDER_D32_NAMES       \
-      ", "                    \
-      "%32, %33, %34, %35, %36, %37, %38, %39"
+  ", "                        \
+  "%32, %33, %34, %35, %36, %37, %38, %39"
 #define FLASHLADDER_D48_NAMES \
   FLASHLADDER_D40_NAMES       \
-      ", "                    \
-      "%40, %41, %42, %43, %44, %45, %46, %47"
+  ", "                        \
+  "%40, %41, %42, %43, %44, %45, %46, %47"
 #define FLASHLADDER_D64_NAMES \
   FLASHLADDER_D48_NAMES       \
-      ", "                    \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+  ", "                        \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define FLASHLADDER_D80_NAMES \
   FLASHLADDER_D64_NAMES       \
-      ", "                    \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+  ", "                        \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 
 // N: columns of d, R: registers of d, R1 to R4: the operands after them.
 #define FLASHLADDER_WGMMA(T, NAME, N, R, R1, R2, R3, R4)                                                         \

@@ -1,5 +1,5 @@
-// r23_dispatch, after r22_retuned: small grids, and tensors that TMA cannot read, go to the portable ladder's
-// smaller kernels, whose warps and blocks split the keys.
+// r23_dispatch, after r22_retuned: small grids go to kernels of fewer warpgroups, then, like tensors that TMA cannot
+// read, to the portable ladder's smaller ones, whose warps and blocks split the keys.
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
 

@@ -169,21 +169,22 @@ def test_one_block_or_one_a_tile(built: emulation.CpuCheck) -> None:
 
 @pytest.mark.parametrize("rung", [r.id for r in LADDER.rungs if LADDER.has(r, "splits")])
 @pytest.mark.parametrize(
-    ("sms", "lengths", "rows", "parts"),
+    ("sms", "lengths", "rows", "hopper", "parts"),  # rows of a tile, and of one of Hopper's own
     [
-        (1, (72, 72), 128, 1),
-        (1, (40, 72), 32, 1),
-        (1, (1, 72), 16, 1),  # however many blocks there are: 127 of 128 rows would be padding
-        (3, (72, 72), 32, 1),
-        (132, (40, 72), 16, 1),
-        (132, (3, 1600), 16, 12),
-        (132, (40, 1600), 16, 12),
-        (132, (40, 1000), 16, 1),
-        (6, (40, 1600), 32, 3),
+        (1, (72, 72), 128, 256, 1),
+        (4, (200, 200), 128, 128, 1),
+        (1, (40, 72), 32, 256, 1),
+        (1, (1, 72), 16, None, 1),  # however many blocks there are: 127 of 128 rows would be padding
+        (3, (72, 72), 32, 64, 1),
+        (132, (40, 72), 16, None, 1),
+        (132, (3, 1600), 16, None, 12),
+        (132, (40, 1600), 16, None, 12),
+        (132, (40, 1000), 16, None, 1),
+        (6, (40, 1600), 32, None, 3),
     ],
 )
 def test_the_plan_fills_the_device_with_the_largest_tile(
-    built: emulation.CpuCheck, rung: str, sms: int, lengths: tuple[int, int], rows: int, parts: int
+    built: emulation.CpuCheck, rung: str, sms: int, lengths: tuple[int, int], rows: int, hopper: int | None, parts: int
 ) -> None:
     one = _open(built, rung, Options(multiprocessors=sms))
     seq_q, seq_k = lengths
@@ -192,8 +193,9 @@ def test_the_plan_fills_the_device_with_the_largest_tile(
     assert check.check_case(one.arm, case, one.memory, SEED, _problems(case)).status == "pass"
     combining = -(-2 * seq_q // 4) if parts > 1 else 0
     heads = 1 if seq_q == 1 and one.config["pack_heads"] else 2
-    tiles = heads * -(-seq_q // rows)
-    if rows == 128 and one.config["persistent"]:
+    own = hopper if one.config["persistent"] else None
+    tiles = heads * -(-seq_q // (own or rows))
+    if own:
         tiles = min(sms, tiles)
     assert one.memory.counters["blocks"] == tiles * parts + combining
 
