@@ -13,17 +13,32 @@ constexpr Config with_query_rows(Config config, int rows) {
   return config;
 }
 
-// The kernels of a dtype and head dimension by their rows: the rung's own, 128, 64.
+// The kernels of a dtype and head dimension by their rows: the rung's own, 128, 64. `cost`: the time of a row against
+// the widest's, since fewer warpgroups leave the tensor cores idle; an H200, one block an SM, 1024 and 2048 keys.
+constexpr int kSizes = 3, kLeastHopperRows = 64;
 struct HopperSizes {
-  TmaInstance sizes[3];
+  TmaInstance sizes[kSizes];
+  float cost[kSizes];
 };
-constexpr int kLeastHopperRows = 64;
+
+// The kernel whose blocks, each taking its share of tiles, are done first.
+inline const TmaInstance& fitting(const HopperSizes& kernels, const Params& p, int multiprocessors) {
+  int best = 0;
+  float least = 0.f;
+  for (int i = 0; i < kSizes; ++i) {
+    const int rows = kernels.sizes[i].tile_m;
+    const int64_t turns = (query_tiles(p, rows) + multiprocessors - 1) / multiprocessors;
+    const float time = static_cast<float>(turns) * rows * kernels.cost[i];
+    if (i == 0 || time < least) {
+      best = i;
+      least = time;
+    }
+  }
+  return kernels.sizes[best];
+}
 
 inline int launch(const HopperSizes& kernels, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
-  const TmaInstance* instance = kernels.sizes;
-  while (instance->tile_m > kLeastHopperRows && !fill(query_tiles(p, instance->tile_m), multiprocessors(device)))
-    ++instance;
-  return launch(*instance, p, dtype, device, stream);
+  return launch(fitting(kernels, p, multiprocessors(device)), p, dtype, device, stream);
 }
 
 inline Tile plan_hopper(Params& p, int multiprocessors) {
@@ -42,7 +57,8 @@ inline Tile plan_hopper(Params& p, int multiprocessors) {
   FLASHLADDER_TMA_RUNG_KERNEL(ID##_m128, SUFFIX, ID##_m128_config_##SUFFIX, HopperForward, T, D)       \
   FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)         \
   const flashladder::HopperSizes ID##_large_##SUFFIX{                                                  \
-      {ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, ID##_m64_instance_##SUFFIX}};              \
+      {ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, ID##_m64_instance_##SUFFIX},               \
+      {1.f, D > 64 ? 1.2f : 1.35f, D > 64 ? 2.1f : 2.2f}};                                             \
   FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, flashladder::kTuned, T, D)
 
 #define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                          \

@@ -71,7 +71,7 @@ def library_spec(rung: Rung, library: Path, sha256: str | None) -> ArmSpec:
 
 # --- check ----------------------------------------------------------------------------------------------------------
 
-CHECKERS = 8
+CHECKERS = 4
 """Processes that share the GPU for the checks, whose time goes into hundreds of small operations a case."""
 
 

@@ -171,11 +171,11 @@ def test_one_block_or_one_a_tile(built: emulation.CpuCheck) -> None:
 @pytest.mark.parametrize(
     ("sms", "lengths", "rows", "hopper", "parts"),  # rows of a tile, and of one of Hopper's own
     [
-        (1, (72, 72), 128, 256, 1),
+        (1, (72, 72), 128, 128, 1),
         (4, (200, 200), 128, 128, 1),
-        (1, (40, 72), 32, 256, 1),
+        (1, (40, 72), 32, 64, 1),
         (1, (1, 72), 16, None, 1),  # however many blocks there are: 127 of 128 rows would be padding
-        (3, (72, 72), 32, 64, 1),
+        (3, (72, 72), 32, 128, 1),
         (132, (40, 72), 16, None, 1),
         (132, (3, 1600), 16, None, 12),
         (132, (40, 1600), 16, None, 12),
