@@ -37,6 +37,7 @@ from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
 from flashladder.stages import build_rungs, check_arms, known_rates, measure_roofs, time_cells
 from flashladder.tune import Plan, Regret, plan_specs, regrets
+from flashladder.worker import warm_up
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Session:
 
     def build(self, progress: Progress) -> None:
         """Build for this GPU; raises BuildError when no rung builds."""
+        warm_up()
         self.builds, specs = build_rungs(self.run, self.rungs, target_archs(()), progress)
         if self.rungs and not specs:
             reasons = "; ".join(f"{r.rung}: {r.reason}" for r in self.builds)

@@ -26,7 +26,7 @@ from flashladder.ninja import Progress, silent
 from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc
 
 ALL_ARCHS = ("sm_80", "sm_89", "sm_90a")
-NVCC_FLAGS = ("-std=c++20", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", "-objtemp", "--threads=1", "--split-compile=0")
+NVCC_FLAGS = ("-std=c++20", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", "-objtemp", "--threads=1")
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker=--build-id=none", "-Xlinker=--exclude-libs=ALL")
 BINDING_COMMAND = (
     "g++ -std=c++20 -O2 -fPIC -fvisibility=hidden -Ikernel/include -isystem {ffi} -ffile-prefix-map={ffi}=tvm_ffi"
@@ -151,7 +151,8 @@ def compile_targets(targets: Sequence[Target], progress: Progress = silent) -> d
     todo = [t for t in targets if not t.library.exists()]
     if not todo:
         return {}
-    output = ninja.run(_ninja_lines(todo, find_nvcc()), "build", progress)
+    # The last rungs have the most kernels: begun last, they would be waited for alone.
+    output = ninja.run(_ninja_lines(todo[::-1], find_nvcc()), "build", progress)
     failed = {}
     for t in todo:
         if not t.library.exists():

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 import msgspec
@@ -272,6 +273,13 @@ def _lines(fd: int, limit_s: float) -> Iterator[bytes | None]:
             pending += chunk
         line, pending = pending.split(b"\n", 1)
         yield line
+
+
+def warm_up() -> None:
+    """Let a child that nobody waits for read torch and the driver from the disk, before the workers do."""
+    command = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    Thread(target=subprocess.run, args=(command,), kwargs=quiet, daemon=True).start()
 
 
 def supervise(
