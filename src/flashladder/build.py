@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -177,14 +178,11 @@ def _measure(t: Target) -> BuildRecord:
     log = t.log.read_text()
     if bad := [w for w in sass.FORBIDDEN_WARNINGS if w in log]:
         return _failed(t, f"ptxas warned {', '.join(bad)}: {_line_with(log, bad[0])}")
-    histograms: dict[tuple[str, str], dict[str, int]] = {}
-    if cuobjdump := find_cuda_tool("cuobjdump"):
-        nvdisasm = find_cuda_tool("nvdisasm")
-        search = f"{nvdisasm.parent}:{os.environ.get('PATH', '')}" if nvdisasm else os.environ.get("PATH", "")
-        listing = subprocess.run(
-            [cuobjdump, "-sass", t.library], capture_output=True, text=True, env={**os.environ, "PATH": search}
-        )
-        histograms = sass.parse_sass(listing.stdout)
+    histograms = {
+        (kernel, arch): histogram
+        for arch, listing in _disassemble(t).items()
+        for kernel, histogram in sass.parse_sass(listing).items()
+    }
     library = native.load(t.library)
     kernels = tuple(
         KernelResources(
@@ -213,6 +211,27 @@ def _measure(t: Target) -> BuildRecord:
     return record
 
 
+def _disassemble(t: Target) -> dict[str, str]:
+    """The machine code for each architecture, as text; none where the tools are missing."""
+    cuobjdump, nvdisasm = find_cuda_tool("cuobjdump"), find_cuda_tool("nvdisasm")
+    if cuobjdump is None or nvdisasm is None:
+        return {}
+    listings = {}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([cuobjdump, "-xelf", "all", t.library], cwd=folder, capture_output=True)
+        for cubin in sorted(Path(folder).glob("*.cubin")):
+            arch = cubin.name.split(".")[-2]
+            if arch in t.archs:
+                command = [
+                    str(nvdisasm),
+                    "-c",
+                    "-ndf",
+                    str(cubin),
+                ]  # "ndf": branch targets cost as much again
+                listings[arch] = subprocess.run(command, capture_output=True, text=True).stdout
+    return listings
+
+
 def _line_with(text: str, part: str) -> str:
     return next((line.strip() for line in text.splitlines() if part in line), part)
 
@@ -238,7 +257,7 @@ def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = sile
         failed = failures.get(t.rung_id)
         return t, _measure(t) if failed is None else _failed(t, first_error(failed))
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # cuobjdump takes seconds a library
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # nvdisasm takes seconds a library
         return list(pool.map(record, [t for _, t in jobs]))
 
 

@@ -52,10 +52,10 @@ def _ninja() -> Finding:
 
 
 def _sass() -> Finding:
-    tool = find_cuda_tool("cuobjdump")
-    if tool is None:
-        return Finding("cuobjdump", "note", "missing: SASS histograms will be empty; run 'uv sync'")
-    return Finding("cuobjdump", "ok", str(tool))
+    tools = {name: find_cuda_tool(name) for name in ("cuobjdump", "nvdisasm")}
+    if missing := [name for name, tool in tools.items() if tool is None]:
+        return Finding("disassembler", "note", f"{missing[0]} missing: SASS histograms will be empty; run 'uv sync'")
+    return Finding("disassembler", "ok", ", ".join(map(str, tools.values())))
 
 
 def _gpu(nvml: machine.Nvml) -> Finding:

@@ -1,4 +1,4 @@
-"""Reads what the compiler made: ptxas -v reports and cuobjdump disassembly. Pure text parsing."""
+"""Reads what the compiler made: ptxas -v reports and nvdisasm listings. Pure text parsing."""
 
 from __future__ import annotations
 
@@ -42,19 +42,17 @@ def parse_ptxas(log: str) -> dict[tuple[str, str], PtxasUsage]:
     return usage
 
 
-def parse_sass(listing: str) -> dict[tuple[str, str], dict[str, int]]:
-    """{(kernel, arch): {opcode: count}} from `cuobjdump -sass`.
+def parse_sass(listing: str) -> dict[str, dict[str, int]]:
+    """{kernel: {opcode: count}} from `nvdisasm -c` of one cubin.
 
     Memory, special-function, shuffle, barrier and tensor opcodes keep their suffixes, the rest their first word.
     """
-    histograms: dict[tuple[str, str], Counter[str]] = {}
-    arch, current = "", None
+    histograms: dict[str, Counter[str]] = {}
+    current = None
     instruction = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
     for line in listing.splitlines():
-        if match := re.match(r"\s*code for (sm_\w+)", line):
-            arch = match.group(1)
-        elif match := re.match(r"\s*Function : (\w+)", line):
-            current = histograms.setdefault((match.group(1), arch), Counter())
+        if match := re.match(r"\.text\.(\w+):", line):
+            current = histograms.setdefault(match.group(1), Counter())
         elif current is not None and (match := instruction.search(line)):
             opcode = match.group(1)
             current[opcode if opcode.startswith(_KEEP_SUFFIX) else opcode.split(".")[0]] += 1

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from flashladder import check, emulation, paths, sass
@@ -119,7 +120,15 @@ def code(library: Path) -> str:
 
 
 def noticed(library: Path, cases: Sequence[Case], options: Sequence[Options]) -> CheckRecord | None:
-    """The first record of a case that fails; None when every case passes under all options."""
+    """The first record of a case that fails; None when every case passes under all options.
+
+    In a child, which a broken kernel may take with it, and whose memory maps a deadlocked one leaves behind.
+    """
+    with get_context("fork").Pool(1) as pool:
+        return pool.apply(_first_failure, (library, cases, options))
+
+
+def _first_failure(library: Path, cases: Sequence[Case], options: Sequence[Options]) -> CheckRecord | None:
     arm = emulated_arm(ArmSpec(name="mutant", kind="rung", library=str(library), sha256=None))
     emulator = Emulator(library)
     for option in options:

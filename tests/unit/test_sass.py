@@ -17,19 +17,20 @@ ptxas info    : Used 64 registers, used 0 barriers
 """
 
 SASS = """\
-Fatbin elf code:
-================
-arch = sm_90a
-\tcode for sm_90a
-\t\tFunction : k_fp16_d64
-\t.headerflags\t@"EF_CUDA_SM90"
-        /*0000*/                   LDC R1, c[0x0][0x28] ;                  /* 0x00000a00ff017b82 */
-                                                                           /* 0x000fe20000000800 */
-        /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;   /* 0x00 */
-        /*0020*/              @UP0 UMOV UR4, 0x1 ;                         /* 0x00 */
-        /*0030*/                   FFMA.FTZ R1, R2, R3, R1 ;               /* 0x00 */
-        /*0040*/                   FFMA R1, R2, R3, R1 ;                   /* 0x00 */
-        /*0050*/                   MUFU.EX2 R1, R2 ;                       /* 0x00 */
+\t.target\tsm_90a
+\t.section\t.text.k_fp16_d64,"ax",@progbits
+        .global         k_fp16_d64
+k_fp16_d64:
+.text.k_fp16_d64:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0020*/              @UP0 UMOV UR4, 0x1 ;
+        /*0030*/                   FFMA.FTZ R1, R2, R3, R1 ;
+        /*0040*/                   FFMA R1, R2, R3, R1 ;
+        /*0050*/                   MUFU.EX2 R1, R2 ;
+.text.k_bf16_d64:
+        /*0000*/                   EXIT ;
 """
 
 
@@ -40,8 +41,10 @@ def test_usage_by_kernel_and_architecture() -> None:
 
 
 def test_histogram_keeps_suffixes_where_they_matter() -> None:
-    histogram = sass.parse_sass(SASS)["k_fp16_d64", "sm_90a"]
-    assert histogram == {"FFMA": 2, "LDC": 1, "LDG.E.128.CONSTANT": 1, "MUFU.EX2": 1, "UMOV": 1}
+    assert sass.parse_sass(SASS) == {
+        "k_fp16_d64": {"FFMA": 2, "LDC": 1, "LDG.E.128.CONSTANT": 1, "MUFU.EX2": 1, "UMOV": 1},
+        "k_bf16_d64": {"EXIT": 1},
+    }
 
 
 def test_missing_opcodes_are_named() -> None:
