@@ -274,7 +274,7 @@ def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
 def resumed(run: RunDir, here: Machine, preset: str) -> RunInfo:
     """The run's info when it goes on here: another card may, since every comparison stays within a cell and so a card.
 
-    The run is of the larger of its presets.
+    The run is of the larger of its presets, and names every commit that it went on from.
 
     Raises EnvironmentInvalidError when more than the card differs.
     """
@@ -286,6 +286,9 @@ def resumed(run: RunDir, here: Machine, preset: str) -> RunInfo:
         raise EnvironmentInvalidError(
             f"{run.path} was made on another machine ({_differences(info.machine, here)}); give another --out"
         )
+    commit, _ = machine.git_state()
+    if commit not in (info.commit, *info.later_commits):
+        info = msgspec.structs.replace(info, later_commits=(*info.later_commits, commit))
     known = (info.machine.gpu_digest, *info.cards)
     if here.gpu_digest is None or here.gpu_digest in known:
         return info

@@ -289,6 +289,8 @@ class RunInfo(Record, frozen=True, kw_only=True):
     machine: Machine
     cards: tuple[str, ...] = ()
     """Digests of further cards, alike in all else, that measured some of the cells."""
+    later_commits: tuple[str, ...] = ()
+    """Commits from which the run went on."""
 
 
 class KernelResources(Record, frozen=True, kw_only=True):

@@ -513,6 +513,7 @@ def machine(info: RunInfo) -> Table:
         ("preset", info.preset),
         ("date", info.date),
         ("commit", info.commit + (" with uncommitted changes" if info.dirty else "")),
+        *[("continued from", commit) for commit in info.later_commits],
         ("GPU", m.gpu),
         ("GPU digest", " and ".join([m.gpu_digest or "unknown", *info.cards])),
         ("architecture", m.arch),

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from flashladder import bottleneck as b
-from flashladder import flops, ncu, rundir
+from flashladder import flops, ncu
 from flashladder.ladder import load_ladder
 from flashladder.model import ArmStats, Bottlenecks, Estimate, KernelProfile, Metric, NcuRecord
 from tests.unit import synthetic as made
+from tests.unit.recorded import profiled
 
 CELL = made.HEADLINE[0]
 SMS = 132
@@ -161,9 +162,7 @@ FIRST = {
 
 
 def test_the_recorded_rungs_are_first_found_to_have_the_fault_that_the_next_one_mends() -> None:
-    if rundir.pinned_id() is None:
-        pytest.skip("no run is pinned")
-    run, reference = rundir.find(), load_ladder().reference
+    run, reference = profiled(), load_ladder().reference
     profiles = {p.arm: p for p in run.profiles() if p.cell == reference and p.kernels}
     for arm, (rule, metric) in FIRST.items():
         first = b.diagnose(profiles[arm], None, run.info.machine.arch, run.info.machine.sm_count).findings[0]
@@ -172,13 +171,11 @@ def test_the_recorded_rungs_are_first_found_to_have_the_fault_that_the_next_one_
 
 
 def test_of_the_recorded_rungs_those_that_spill_and_no_others_use_local_memory() -> None:
-    if rundir.pinned_id() is None:
-        pytest.skip("no run is pinned")
-    run = rundir.find()
+    run = profiled()
     spills = {kernel.kernel: kernel.spill_load_bytes for build in run.builds() for kernel in build.kernels}
-    profiled = [(p, ncu.main_kernel(p.kernels)) for p in run.profiles() if p.kind != "peer" and p.kernels]
-    assert profiled
-    for profile, kernel in profiled:
+    kernels = [(p, ncu.main_kernel(p.kernels)) for p in run.profiles() if p.kind != "peer" and p.kernels]
+    assert kernels
+    for profile, kernel in kernels:
         found = b.diagnose(profile, None, run.info.machine.arch, run.info.machine.sm_count)
         local = sum(kernel.metrics[name].value for name in b.LOCAL)
         assert (local > 0) == (spills[kernel.name] > 0), kernel.name

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import ablation, diagnose, machine, paths, report, rundir, summary
+from flashladder import ablation, diagnose, machine, paths, report, rundir, summary, tables
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit
 from flashladder.ladder import load_ladder
@@ -213,6 +213,17 @@ def test_a_run_that_goes_on_with_a_larger_preset_is_of_that_preset(tmp_path: Pat
         run.write_info(ablation.resumed(run, here, preset))
         presets.append(run.info.preset)
     assert presets[-3:] == ["default", "full", "full"]
+
+
+def test_a_run_names_every_commit_that_it_went_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run")
+    first = run.info.commit
+    for commit in (first, "b" * 40, "c" * 40, "b" * 40):
+        monkeypatch.setenv("FLASHLADDER_COMMIT", commit)
+        run.write_info(ablation.resumed(run, run.info.machine, "quick"))
+    assert run.info.later_commits == ("b" * 40, "c" * 40)
+    rows = tables.machine(run.info).rows
+    assert [value for name, value in rows if name == "continued from"] == ["b" * 40, "c" * 40]
 
 
 SAMPLED_CELLS = 6

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import ladder, paths, rundir
+from flashladder import ladder, paths
 from flashladder.errors import FlashladderError
+from tests.unit.recorded import profiled
 
 LADDER = ladder.load_ladder()
 
@@ -148,9 +149,7 @@ COUNTED: dict[str, list[tuple[str, str, float]]] = {
 
 
 def test_findings_quote_the_recorded_counters() -> None:
-    if rundir.pinned_id() is None:
-        pytest.skip("no run is pinned")
-    profiles = [p for p in rundir.find().profiles() if p.cell == LADDER.reference and p.kernels]
+    profiles = [p for p in profiled().profiles() if p.cell == LADDER.reference and p.kernels]
     kernels = {profile.arm: profile.kernels[0].metrics for profile in profiles}
     assert {rung.id for rung in LADDER.rungs if rung.finding} == set(COUNTED)
     for rung_id, quotes in COUNTED.items():

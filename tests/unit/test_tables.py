@@ -245,10 +245,10 @@ def test_predictions_table(results: Results) -> None:
 
 
 def test_machine_shows_every_field_and_unknown_ones(run: RunDir) -> None:
-    """All but the peers, which have a table of their own."""
+    """All but the peers, which have a table of their own, and commits that a run went on from, which are rows."""
     table = tables.machine(replace(run.info, dirty=True, cards=("second card",)))
     values = {row[0]: row[1] for row in table.rows}
-    assert len(values) == len(Machine.__struct_fields__) + len(RunInfo.__struct_fields__) - 4
+    assert len(values) == len(Machine.__struct_fields__) + len(RunInfo.__struct_fields__) - 5
     assert values["GPU digest"].endswith(" and second card")
     assert values["commit"] == "052f01d with uncommitted changes"
     assert (values["ECC"], values["MIG"], values["cuDNN"], values["L2 (MiB)"]) == ("on", "off", "unknown", "50")
