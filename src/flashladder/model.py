@@ -150,6 +150,22 @@ class Blocking(Record, frozen=True, order=True, kw_only=True):
         values = {"tile_m": self.tile_m, "tile_n": self.tile_n, "stages": self.stages, "ping_pong": int(self.ping_pong)}
         return {name + suffix: value for name, value in values.items()}
 
+    @classmethod
+    def of(cls, config: dict[str, int], head_dim: int) -> Blocking:
+        """How a library of that Config (native.Library.config) divides problems of that head dimension."""
+
+        def value(name: str, unset: int) -> int:
+            wide = config[f"{name}_128"] if head_dim == 128 else unset
+            return config[name] if wide == unset else wide
+
+        return cls(
+            head_dim=head_dim,
+            tile_m=value("tile_m", 0),
+            tile_n=value("tile_n", 0),
+            stages=value("stages", 0),
+            ping_pong=value("ping_pong", -1) != 0,
+        )
+
 
 class Choice(Record, frozen=True, kw_only=True):
     head_dim: int
@@ -165,21 +181,6 @@ class Tuning(Record, frozen=True, kw_only=True):
     """Whose template the candidates are of."""
     candidate: tuple[Blocking, ...]
     choice: tuple[Choice, ...]
-
-    def of(self, config: dict[str, int], head_dim: int) -> Blocking:
-        """How a library of that Config (native.Library.config) divides problems of that head dimension."""
-
-        def value(name: str, unset: int) -> int:
-            wide = config[f"{name}_128"] if head_dim == 128 else unset
-            return config[name] if wide == unset else wide
-
-        return Blocking(
-            head_dim=head_dim,
-            tile_m=value("tile_m", 0),
-            tile_n=value("tile_n", 0),
-            stages=value("stages", 0),
-            ping_pong=value("ping_pong", -1) != 0,
-        )
 
 
 class ShapeSet(Record, frozen=True, kw_only=True):

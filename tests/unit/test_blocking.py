@@ -40,11 +40,10 @@ def test_a_candidates_source_sets_the_fields_of_its_head_dimension(
 
 def test_a_configuration_says_how_each_head_dimension_is_divided() -> None:
     config = {**NARROW.fields, **WIDE.fields}
-    tuning = load_tuning()
-    assert tuning.of(config, 64) == NARROW
-    assert tuning.of(config, 128) == WIDE
+    assert Blocking.of(config, 64) == NARROW
+    assert Blocking.of(config, 128) == WIDE
     unset = {**config, "tile_m_128": 0, "tile_n_128": 0, "stages_128": 0, "ping_pong_128": -1}
-    assert tuning.of(unset, 128) == msgspec.structs.replace(NARROW, head_dim=128)
+    assert Blocking.of(unset, 128) == msgspec.structs.replace(NARROW, head_dim=128)
 
 
 def test_a_score_is_the_geometric_mean_of_times_over_the_least_and_needs_every_cell() -> None:

@@ -13,7 +13,7 @@ import pytest
 from flashladder import blocking, build, native, paths, toolchain, tune
 from flashladder.errors import BuildError, DriftError
 from flashladder.ladder import load_ladder, load_tuning
-from flashladder.model import BuildRecord, Cell, KernelResources, Rung
+from flashladder.model import Blocking, BuildRecord, Cell, KernelResources, Rung
 from flashladder.rundir import RunDir
 
 RUNGS = load_ladder().rungs
@@ -90,7 +90,7 @@ def test_hopper_is_divided_as_the_tuning_chose(built: list[BuildRecord]) -> None
     tuning = load_tuning()
     config = next(b.config for b in built if b.rung == tuning.rung)
     for choice in tuning.choice:
-        assert tuning.of(config, choice.head_dim).name == choice.blocking
+        assert Blocking.of(config, choice.head_dim).name == choice.blocking
 
 
 RECORDED_BLOCKINGS = sorted(path.parent for path in paths.RESULTS.glob("*/blocking/run.json"))
