@@ -1,5 +1,5 @@
-// Which kernel of a Hopper rung computes a problem: the widest of its own whose tiles fill the GPU, where TMA can read
-// the tensors; else the portable ladder's smaller ones (plan.h).
+// Which kernel of a Hopper rung computes a problem: where TMA can read the tensors and 64 rows a block fill the GPU,
+// the one of its own that is done first; else the portable ladder's smaller ones (plan.h).
 #pragma once
 
 #include "hopper_forward.cuh"

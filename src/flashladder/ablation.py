@@ -196,6 +196,7 @@ class Session:
             part.check(progress)
             part.time(progress)
             self.builds += part.builds
+            self.checks += part.checks
 
     def regrets(self, rung: str) -> list[Regret]:
         """What the rung's own choices cost; raises FlashladderError when it has none."""

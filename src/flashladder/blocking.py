@@ -13,7 +13,7 @@ from statistics import fmean, median
 import msgspec
 
 from flashladder import paths
-from flashladder.model import Blocking, BuildRecord, CellTiming, Mask, Rung, Tuning
+from flashladder.model import Blocking, BuildRecord, CellTiming, CheckRecord, Mask, Rung, Tuning
 from flashladder.tables import Table, number
 
 
@@ -39,6 +39,13 @@ def spills(build: BuildRecord) -> str | None:
     own = [k for k in build.kernels if k.kernel.endswith(build.rung.split("_")[0])]
     bytes_spilled = max((k.spill_store_bytes for k in own), default=0)
     return f"spills {bytes_spilled} bytes a thread" if bytes_spilled else None
+
+
+def untimed(builds: Sequence[BuildRecord], checks: Sequence[CheckRecord]) -> dict[str, str]:
+    """Candidate -> why it was not timed."""
+    wrong = {c.arm: f"{c.case}: {c.reason}" for c in checks if c.status not in ("pass", "unsupported")}
+    reasons = {b.rung: b.reason or spills(b) or wrong.get(b.rung) for b in builds}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def scores(timings: Sequence[CellTiming], names: Sequence[str]) -> dict[tuple[int, Mask], dict[str, float]]:

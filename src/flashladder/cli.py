@@ -339,9 +339,8 @@ def _tune_blockings(tuning: Tuning, out: Path | None, seed: int) -> None:
         session.tune_blockings(tuning, progress)
     found = blocking.scores(session.run.timings(), [c.name for c in tuning.candidate])
     click.echo(tables.terminal(blocking.table(found, tuning)))
-    for record in session.builds:
-        if reason := record.reason or blocking.spills(record):
-            click.echo(f"{record.rung} was not timed: {reason}")
+    for name, reason in blocking.untimed(session.builds, session.checks).items():
+        click.echo(f"{name} was not timed: {reason}")
     click.echo(f"records: {session.run.path}")
 
 

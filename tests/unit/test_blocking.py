@@ -10,7 +10,7 @@ import pytest
 from flashladder import blocking, ladder, paths
 from flashladder.errors import FlashladderError
 from flashladder.ladder import load_ladder, load_tuning
-from flashladder.model import ArmTiming, Blocking, CellTiming, Choice
+from flashladder.model import ArmTiming, Blocking, BuildRecord, CellTiming, CheckRecord, Choice
 from tests.unit import synthetic as made
 
 NARROW = Blocking(head_dim=64, tile_m=256, tile_n=64, stages=4, ping_pong=False)
@@ -59,6 +59,21 @@ def test_the_table_marks_the_choices_and_names_what_was_not_timed() -> None:
     rows = blocking.table({(64, "full"): {NARROW.name: 1.0}}, tuning).rows
     assert len(rows) == len(tuning.candidate)
     assert ("64", "256 x 64", "4", "no", "1.00 *", "not timed") in rows
+
+
+def test_what_did_not_build_spills_or_is_wrong_says_so() -> None:
+    rung = load_ladder()["r22_retuned"]
+
+    def built(name: str, spilled: int = 0, failed: str | None = None) -> BuildRecord:
+        record = made.build(msgspec.structs.replace(rung, id=name), failed=failed)
+        kernels = tuple(msgspec.structs.replace(k, spill_store_bytes=spilled) for k in record.kernels)
+        return msgspec.structs.replace(record, kernels=kernels)
+
+    right = CheckRecord(arm="d64_a", sha256=None, case="edge", cell=made.REFERENCE, status="pass", seed=0)
+    wrong = msgspec.structs.replace(right, arm="d64_d", status="fail", reason="O is wrong")
+    builds = [built("d64_a"), built("d64_b", spilled=8), built("d64_c", failed="no"), built("d64_d")]
+    found = blocking.untimed(builds, [right, wrong])
+    assert found == {"d64_b": "spills 8 bytes a thread", "d64_c": "no", "d64_d": "edge: O is wrong"}
 
 
 def test_a_choice_that_is_no_candidate_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
