@@ -22,8 +22,8 @@ struct HopperForward {
   // setmaxnreg: multiples of 8 whose sum over the warpgroups is at most the 64 K registers of an SM.
   static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : kConsumers == 2 ? 24 : 56;
   static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 240;
-  // K and V that blocks share while they take the query tiles of several heads longest first, of 50 MB in L2: short
-  // sequences keep more tiles of a head apart in time.
+  // K and V that blocks share while they take the query tiles of several heads longest first, of 50 to 60 MB in L2:
+  // short sequences keep more tiles of a head apart in time.
   static constexpr int64_t kSectionBytes = 32 << 20, kShortSectionBytes = 16 << 20;
   static constexpr int kShortKeys = 1024;
   static constexpr uint32_t kRowBytes = 128, kPanelQ = kM * kRowBytes, kPanelKv = kN * kRowBytes;

@@ -1,5 +1,5 @@
 // Which kernel and how many splits of the keys a problem gets: enough blocks for the GPU first, then large tiles. Fed
-// by `flashladder tune`; tests/unit/test_tune.py holds it against the recorded runs of that.
+// by `flashladder tune`; tests/unit/test_build.py holds it against the recorded runs of that.
 #pragma once
 
 #include <algorithm>

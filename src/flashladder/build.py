@@ -178,9 +178,10 @@ def _measure(t: Target) -> BuildRecord:
     log = t.log.read_text()
     if bad := [w for w in sass.FORBIDDEN_WARNINGS if w in log]:
         return _failed(t, f"ptxas warned {', '.join(bad)}: {_line_with(log, bad[0])}")
+    cubins, listings = _disassemble(t)
     histograms = {
         (kernel, arch): histogram
-        for arch, listing in _disassemble(t).items()
+        for arch, listing in listings.items()
         for kernel, histogram in sass.parse_sass(listing).items()
     }
     library = native.load(t.library)
@@ -201,6 +202,7 @@ def _measure(t: Target) -> BuildRecord:
         rung=t.rung_id,
         status="built",
         sha256=hashlib.sha256(t.library.read_bytes()).hexdigest(),
+        cubins=cubins,
         compiler=f"nvcc {find_nvcc().version}",
         flags=NVCC_FLAGS,
         archs=t.archs,
@@ -211,25 +213,22 @@ def _measure(t: Target) -> BuildRecord:
     return record
 
 
-def _disassemble(t: Target) -> dict[str, str]:
-    """The machine code for each architecture, as text; none where the tools are missing."""
+def _disassemble(t: Target) -> tuple[dict[str, str], dict[str, str]]:
+    """By architecture the machine code's SHA-256, and its text; none where the tools are missing."""
     cuobjdump, nvdisasm = find_cuda_tool("cuobjdump"), find_cuda_tool("nvdisasm")
+    sums: dict[str, str] = {}
+    listings: dict[str, str] = {}
     if cuobjdump is None or nvdisasm is None:
-        return {}
-    listings = {}
+        return sums, listings
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([cuobjdump, "-xelf", "all", t.library], cwd=folder, capture_output=True)
         for cubin in sorted(Path(folder).glob("*.cubin")):
             arch = cubin.name.split(".")[-2]
             if arch in t.archs:
-                command = [
-                    str(nvdisasm),
-                    "-c",
-                    "-ndf",
-                    str(cubin),
-                ]  # "ndf": branch targets cost as much again
+                sums[arch] = hashlib.sha256(cubin.read_bytes()).hexdigest()
+                command = [str(nvdisasm), "-c", "-ndf", str(cubin)]  # "ndf": branch targets cost as much again
                 listings[arch] = subprocess.run(command, capture_output=True, text=True).stdout
-    return listings
+    return sums, listings
 
 
 def _line_with(text: str, part: str) -> str:

@@ -313,6 +313,8 @@ class BuildRecord(Record, frozen=True, kw_only=True):
     status: Literal["built", "failed"]
     reason: str | None = None
     sha256: str | None = None
+    cubins: dict[str, str] = {}
+    """Machine code by architecture: its SHA-256, the same wherever this compiler runs."""
     compiler: str
     flags: tuple[str, ...]
     archs: tuple[str, ...]

@@ -1,7 +1,11 @@
-"""Nsight Compute: where it is, how it is called, what it said. Everything here is pure but `find_ncu` and `run_ncu`."""
+"""Nsight Compute: where it is, how it is called, what it said.
+
+Everything here is pure but `find_ncu`, `Child` and reading a report.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -9,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -104,26 +109,46 @@ def command(tool: Path, report: Path, metrics: Sequence[str], full: bool, child:
     ]
 
 
-def run_ncu(arguments: Sequence[str], stdin: bytes, limit_s: float) -> Run:
-    """Run in a process group of its own, killed as a whole after `limit_s`."""
-    process = subprocess.Popen(
-        arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(stdin, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return Run(None, output.decode(errors="replace"))
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    return Run(process.returncode, output.decode(errors="replace"))
+class Child:
+    """A process in a group of its own, which waits for its input: until `begin` it only prepares itself."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._begun = time.monotonic()
+
+    def begin(self, stdin: bytes) -> None:
+        """Give the input, and start the time limit."""
+        assert self._process.stdin is not None
+        self._begun = time.monotonic()
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(stdin)
+        self._process.stdin = None  # communicate() would flush it
+
+    def end(self, limit_s: float) -> Run:
+        """Wait for the end; kill the group `limit_s` after the beginning."""
+        try:
+            left = self._begun + limit_s - time.monotonic()
+            output, _ = self._process.communicate(timeout=max(0.0, left))
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            output, _ = self._process.communicate()
+            return Run(None, output.decode(errors="replace"))
+        except BaseException:
+            self.kill()
+            raise
+        return Run(self._process.returncode, output.decode(errors="replace"))
+
+    def kill(self) -> None:
+        """Kill the group, if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 def fault(run: Run, limit_s: float) -> tuple[ProfileCause, str] | None:

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from flashladder.rundir import RunDir
 
 PASSES: dict[MetricSet, int] = {"times": 1, "light": 25, "full": 40}
 """Replays of a launch that a set takes, about."""
+AHEAD = 4
+"""Children that wait for their turn on the GPU: reading torch from the disk takes longer than a profile."""
 TRACE_FIELDS = (
     ("grid", GRID, ""),
     ("block", "launch__block_size", ""),
@@ -51,9 +55,9 @@ class ProfileJob(Record, frozen=True, kw_only=True):
 
 def main() -> None:
     """Entry of the child."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ProfileJob)
-    import torch
+    import torch  # before the job is there: this child may be waiting for the GPU
 
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ProfileJob)
     s = job.cell.shape
     dtype = torch.float16 if job.cell.dtype == "fp16" else torch.bfloat16
     generator = torch.Generator("cuda").manual_seed(zlib.crc32(f"{job.seed}/{job.cell.id}".encode()))
@@ -142,29 +146,36 @@ def profile_cells(
             "no Nsight Compute (ncu) in PATH, CUDA_HOME or /opt/nvidia; install it, or take '--set times'"
         )
     profiler = _Profiler(run, tool, metrics.names(arch), launches, limit_s, seed)
-    checks = run.checks()
     items = [(spec, cell) for spec, cell in items if spec.absence is None]
-    denied: str | None = None
-    for number, (spec, cell) in enumerate(items):
-        progress(number, len(items), f"{spec.name} {cell.shape.id}")
-        wanted: MetricSet = "times" if denied else metric_set
-        if _holds(run.profiles(), spec, cell, wanted):
-            continue
-        empty = profiler.empty(spec, cell, wanted)
-        estimate = rates.get(f"{spec.name}/{cell.shape.head_dim}", 0.0) * flops.flops(cell) * PASSES[wanted] * launches
-        if (no := refusal(checks, spec.name, spec.sha256, cell)) is not None:
-            run.append("ncu", _without(empty, "not checked", no[1]))
-        elif estimate > limit_s:
-            reason = f"its replays would take {estimate:.0f} s, the limit is {limit_s:g} s"
-            run.append("ncu", _without(empty, "too slow", reason))
-        else:
-            record = profiler.profile(spec, empty)
+
+    def collect(wanted: MetricSet) -> str | None:
+        """Profile with the wanted set what is not recorded; why counters were denied, if they were."""
+        profiles, checks = run.profiles(), run.checks()
+        todo = []
+        for spec, cell in items:
+            if _holds(profiles, spec, cell, wanted):
+                continue
+            empty = profiler.empty(spec, cell, wanted)
+            rate = rates.get(f"{spec.name}/{cell.shape.head_dim}", 0.0)
+            estimate = rate * flops.flops(cell) * PASSES[wanted] * launches
+            if (no := refusal(checks, spec.name, spec.sha256, cell)) is not None:
+                run.append("ncu", _without(empty, "not checked", no[1]))
+            elif estimate > limit_s:
+                reason = f"its replays would take {estimate:.0f} s, the limit is {limit_s:g} s"
+                run.append("ncu", _without(empty, "too slow", reason))
+            else:
+                todo.append((spec, empty))
+        done = len(items) - len(todo)
+        progress(done, len(items), "")
+        for number, record in enumerate(profiler.profiles(todo), done + 1):
             run.append("ncu", record)
+            progress(number, len(items), f"{record.arm} {record.cell.shape.id}")
             if record.cause == "permission denied":
-                denied = record.reason
-                run.append("ncu", profiler.profile(spec, profiler.empty(spec, cell, "times")))
-    progress(len(items), len(items), "")
-    if denied is not None:
+                return record.reason
+        return None
+
+    if (denied := collect(metric_set)) is not None:
+        collect("times")
         error = FlashladderError(f"counters are denied, times alone were recorded: {denied}")
         error.exit_code = Exit.PROFILER_DENIED
         raise error
@@ -214,16 +225,53 @@ class _Profiler:
         version = None if metric_set == "times" else self.version
         return NcuRecord(arm=spec.name, kind=spec.kind, sha256=spec.sha256, cell=cell, set=metric_set, ncu=version)
 
-    def profile(self, spec: ArmSpec, empty: NcuRecord) -> NcuRecord:
-        job = ProfileJob(arm=spec, cell=empty.cell, set=empty.set, launches=self.launches, seed=self.seed)
+    def profiles(self, items: Sequence[tuple[ArmSpec, NcuRecord]]) -> Iterator[NcuRecord]:
+        """The empty records filled, in order. One child at a time has the GPU; those after it start meanwhile.
+
+        Ends after a record without permission: it would be the same for the rest.
+        """
+        rest = iter(items)
+        waiting: deque[tuple[ArmSpec, NcuRecord, ncu.Child]] = deque()
+        ended: tuple[NcuRecord, ncu.Run] | None = None
+        try:
+            while True:
+                waiting += (
+                    (spec, empty, ncu.Child(self._command(empty))) for spec, empty in islice(rest, AHEAD - len(waiting))
+                )
+                if not waiting:
+                    break
+                spec, empty, child = waiting[0]
+                job = ProfileJob(arm=spec, cell=empty.cell, set=empty.set, launches=self.launches, seed=self.seed)
+                child.begin(msgspec.json.encode(job))
+                if ended is not None:
+                    yield self._judged(*ended)  # a report is read while the next one is made
+                ended = empty, child.end(self.limit_s)
+                waiting.popleft()
+                fault = ncu.fault(ended[1], self.limit_s)
+                if fault is not None and fault[0] == "permission denied":
+                    break
+            if ended is not None:
+                yield self._judged(*ended)
+        finally:
+            for _, _, child in waiting:
+                child.kill()
+
+    def _report(self, empty: NcuRecord) -> Path:
+        return self.folder / f"{empty.arm}-{empty.cell.id}-{empty.set}.ncu-rep"
+
+    def _command(self, empty: NcuRecord) -> Sequence[str]:
         child = (sys.executable, "-m", "flashladder.profiling")
         if empty.set == "times" or self.tool is None:
-            return self._times(empty, ncu.run_ncu(child, msgspec.json.encode(job), self.limit_s))
-        report = self.folder / f"{spec.name}-{empty.cell.id}-{empty.set}.ncu-rep"
+            return child
+        report = self._report(empty)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.unlink(missing_ok=True)  # one of an earlier try would be taken for this one's
-        command = ncu.command(self.tool, report, self.names, empty.set == "full", child)
-        return self._counters(empty, ncu.run_ncu(command, msgspec.json.encode(job), self.limit_s), self.tool, report)
+        return ncu.command(self.tool, report, self.names, empty.set == "full", child)
+
+    def _judged(self, empty: NcuRecord, ended: ncu.Run) -> NcuRecord:
+        if empty.set == "times" or self.tool is None:
+            return self._times(empty, ended)
+        return self._counters(empty, ended, self.tool, self._report(empty))
 
     def _times(self, empty: NcuRecord, ended: ncu.Run) -> NcuRecord:
         if (fault := ncu.fault(ended, self.limit_s)) is not None:

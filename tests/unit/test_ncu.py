@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +93,24 @@ def test_other_ends_are_told_by_their_last_line_or_the_time_limit() -> None:
 
 def test_a_child_that_does_not_end_is_killed_with_its_children() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    assert ncu.run_ncu((sys.executable, "-c", code), b"", 1.0).code is None
+    child = ncu.Child((sys.executable, "-c", code))
+    child.begin(b"")
+    assert child.end(1.0).code is None
+
+
+def test_a_child_prepares_itself_and_does_its_work_when_its_turn_comes() -> None:
+    code = "import sys; print('ready', flush=True); print(sys.stdin.read())"
+    children = [ncu.Child((sys.executable, "-c", code)) for _ in range(2)]
+    children[1].kill()
+    children[0].begin(b"job")
+    assert children[0].end(60.0) == ncu.Run(0, "ready\njob\n")
+
+
+def test_a_child_that_ended_before_its_turn_says_why() -> None:
+    child = ncu.Child((sys.executable, "-c", "raise SystemExit('no torch')"))
+    time.sleep(0.5)
+    child.begin(b"job" * 100_000)
+    assert child.end(60.0) == ncu.Run(1, "no torch\n")
 
 
 def test_the_module_of_ncu_is_read_like_its_csv() -> None:
