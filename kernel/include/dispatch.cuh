@@ -74,7 +74,7 @@ inline Tile plan_hopper(Params& p, int multiprocessors) {
   FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                            \
   FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                       \
   FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                     \
-  static const flashladder::DynamicShared ID##_shared[] = {                                   \
+  [[maybe_unused]] static const flashladder::DynamicShared ID##_shared[] = {                  \
       FLASHLADDER_DISPATCH_SHARED(ID, fp16_d64), FLASHLADDER_DISPATCH_SHARED(ID, fp16_d128),  \
       FLASHLADDER_DISPATCH_SHARED(ID, bf16_d64), FLASHLADDER_DISPATCH_SHARED(ID, bf16_d128)}; \
   FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, HopperSizes, launch, plan_hopper, ID##_shared)

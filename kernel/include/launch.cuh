@@ -119,11 +119,29 @@ inline const char* error_name(int code) { return cudaGetErrorString(static_cast<
 #define FLASHLADDER_BODY_bf16_d128(...) __VA_ARGS__
 #endif
 
+// A source that defines FLASHLADDER_IN_PARTS is compiled into an object for each dtype at once. FLASHLADDER_PART_bf16
+// has the bf16 kernels alone; FLASHLADDER_PART_fp16 the others and the entry, and only declares those.
+#define FLASHLADDER_HERE(BODY) {BODY}
+#define FLASHLADDER_ELSEWHERE(BODY) ;
+#ifdef FLASHLADDER_PART_fp16
+#define FLASHLADDER_DEFINED_bf16_d64 FLASHLADDER_ELSEWHERE
+#define FLASHLADDER_DEFINED_bf16_d128 FLASHLADDER_ELSEWHERE
+#else
+#define FLASHLADDER_DEFINED_bf16_d64 FLASHLADDER_HERE
+#define FLASHLADDER_DEFINED_bf16_d128 FLASHLADDER_HERE
+#endif
+#ifdef FLASHLADDER_PART_bf16
+#define FLASHLADDER_DEFINED_fp16_d64 FLASHLADDER_ELSEWHERE
+#define FLASHLADDER_DEFINED_fp16_d128 FLASHLADDER_ELSEWHERE
+#else
+#define FLASHLADDER_DEFINED_fp16_d64 FLASHLADDER_HERE
+#define FLASHLADDER_DEFINED_fp16_d128 FLASHLADDER_HERE
+#endif
+
 // Kernels are extern "C" so that their names are stable and rebuilding gives the same bytes.
-#define FLASHLADDER_KERNEL(NAME, SUFFIX, BOUNDS, CALL)                                                      \
-  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p) { \
-    FLASHLADDER_BODY_##SUFFIX(CALL;)                                                                        \
-  }
+#define FLASHLADDER_KERNEL(NAME, SUFFIX, BOUNDS, CALL)                                                    \
+  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p) \
+      FLASHLADDER_DEFINED_##SUFFIX(FLASHLADDER_BODY_##SUFFIX(CALL;))
 
 // One kernel for each dtype and head dimension, from the rung's `forward<T, D>(params)`.
 #define FLASHLADDER_RUNG(ID, CONFIG)                                                                             \

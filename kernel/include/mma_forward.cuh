@@ -643,6 +643,9 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
 
 // Of a rung with kernels of three sizes, `LARGE` the type of its own one's Instance, `ENQUEUE` how that is launched,
 // `PLAN` what chooses and `SHARED` the shared memory of all kernels.
+#ifdef FLASHLADDER_PART_bf16
+#define FLASHLADDER_PLANNED_ENTRY(...)
+#else
 #define FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, LARGE, ENQUEUE, PLAN, SHARED)                                        \
   extern "C" const flashladder::Rung* flashladder_rung() {                                                         \
     using namespace flashladder;                                                                                   \
@@ -666,6 +669,7 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
                            sizeof SHARED / sizeof SHARED[0]};                                                      \
     return &rung;                                                                                                  \
   }
+#endif
 
 // A kernel a tile size for each dtype and head dimension; plan.h chooses.
 #define FLASHLADDER_PLANNED_RUNG(ID, CONFIG)                                                \
@@ -673,7 +677,7 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
   FLASHLADDER_PLANNED_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                           \
   FLASHLADDER_PLANNED_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                      \
   FLASHLADDER_PLANNED_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                    \
-  static const flashladder::DynamicShared ID##_shared[] = {                                 \
+  [[maybe_unused]] static const flashladder::DynamicShared ID##_shared[] = {                \
       FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),  \
       FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)}; \
   FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, Instance, launch, plan<CONFIG.pack_heads>, ID##_shared)

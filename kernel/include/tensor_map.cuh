@@ -102,11 +102,10 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
 
 }  // namespace flashladder
 
-#define FLASHLADDER_TMA_KERNEL(NAME, SUFFIX, BOUNDS, CALL)                                                         \
-  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p,          \
-                                                           const __grid_constant__ flashladder::TensorMaps maps) { \
-    FLASHLADDER_BODY_##SUFFIX(CALL;)                                                                               \
-  }
+#define FLASHLADDER_TMA_KERNEL(NAME, SUFFIX, BOUNDS, CALL)                                                       \
+  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p,        \
+                                                           const __grid_constant__ flashladder::TensorMaps maps) \
+      FLASHLADDER_DEFINED_##SUFFIX(FLASHLADDER_BODY_##SUFFIX(CALL;))
 
 // One kernel for each dtype and head dimension, from FORWARD<CONFIG, T, D>.
 #define FLASHLADDER_TMA_RUNG(ID, CONFIG, FORWARD)                                                        \

@@ -1,5 +1,6 @@
 // r23_dispatch, after r22_retuned: small grids go to kernels of fewer warpgroups, then, like tensors that TMA cannot
 // read, to the portable ladder's smaller ones, whose warps and blocks split the keys.
+#define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
 

@@ -35,9 +35,9 @@ from flashladder.model import (
 from flashladder.ninja import Progress
 from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
-from flashladder.stages import build_rungs, check_arms, known_rates, measure_roofs, time_cells
+from flashladder.stages import CHECKERS, build_rungs, check_arms, known_rates, measure_roofs, time_cells
 from flashladder.tune import Plan, Regret, plan_specs, regrets
-from flashladder.worker import warm_up
+from flashladder.worker import dismiss, prepare
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Session:
 
     def build(self, progress: Progress) -> None:
         """Build for this GPU; raises BuildError when no rung builds."""
-        warm_up()
+        prepare(CHECKERS + 1)  # and one to time
         self.builds, specs = build_rungs(self.run, self.rungs, target_archs(()), progress)
         if self.rungs and not specs:
             reasons = "; ".join(f"{r.rung}: {r.reason}" for r in self.builds)
@@ -157,6 +157,7 @@ class Session:
 
         Variants come last, and of a whole ladder's only in the cell that they are read at.
         """
+        dismiss()
         items = [(spec, cell) for cell in self.cells for spec in self.specs if spec.kind != "variant"]
         items += [
             (spec, cell)

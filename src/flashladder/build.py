@@ -33,6 +33,8 @@ BINDING_COMMAND = (
     "g++ -std=c++20 -O2 -fPIC -fvisibility=hidden -Ikernel/include -isystem {ffi} -ffile-prefix-map={ffi}=tvm_ffi"
 )
 """{ffi}: the headers of apache-tvm-ffi, whose place must not enter the object (they use __FILE__)."""
+PARTS = ("fp16", "bf16")
+"""The objects of a source that defines FLASHLADDER_IN_PARTS (kernel/include/launch.cuh)."""
 BINDING = paths.KERNEL / "binding" / "binding.cc"
 INCLUDE = paths.KERNEL / "include"
 
@@ -45,6 +47,8 @@ class Target:
     source: Path
     archs: tuple[str, ...]
     digest: str
+    parts: tuple[str, ...] = ()
+    """Of a source that is compiled into several objects at once."""
 
     @property
     def stem(self) -> str:
@@ -55,8 +59,15 @@ class Target:
         return paths.BUILD / f"{self.stem}.so"
 
     @property
-    def log(self) -> Path:
-        return paths.BUILD / f"{self.stem}.log"
+    def objects(self) -> tuple[str, ...]:
+        """Names of its objects, without their suffix."""
+        return tuple(f"{self.stem}-{part}" for part in self.parts) or (self.stem,)
+
+    @property
+    def log(self) -> str:
+        """What the compiler said."""
+        logs = [paths.BUILD / f"{name}.log" for name in self.objects]
+        return "".join(log.read_text() for log in logs if log.exists())
 
     @property
     def record(self) -> Path:
@@ -106,7 +117,8 @@ def target(rung_id: str, source: Path, archs: Sequence[str]) -> Target:
     digest.update("\0".join(facts).encode())
     for file in [*source_closure(source), *source_closure(BINDING)]:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
-    return Target(rung_id, source, tuple(archs), digest.hexdigest())
+    in_parts = re.search(r"^#define FLASHLADDER_IN_PARTS\b", source.read_text(), re.MULTILINE)
+    return Target(rung_id, source, tuple(archs), digest.hexdigest(), PARTS if in_parts else ())
 
 
 def binding_rules(name: str, flags: str = "") -> tuple[str, list[str]]:
@@ -130,20 +142,22 @@ def _ninja_lines(targets: Sequence[Target], nvcc: Nvcc) -> list[str]:
     link_dirs = " ".join(f"-L{shlex.quote(str(d))}" for d in nvcc.library_dirs)
     lines += [
         "rule nvcc",
-        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} $gencode -Ikernel/include -c $in -o $out > $log 2>&1 "
+        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} $gencode $part -Ikernel/include -c $in -o $out > $log 2>&1 "
         "|| { cat $log; exit 1; }",
         "rule link",
         f"  command = {nvcc_path} {' '.join(LINK_FLAGS)} {link_dirs} $in -o $out.part {ffi_library} "
         "&& mv $out.part $out",
     ]
     for t in targets:
-        stem = f"build/{t.stem}"
-        lines += [
-            f"build {stem}.o: nvcc {ninja.relative(t.source)}",
-            f"  gencode = {' '.join(gencode(t.archs))}",
-            f"  log = {stem}.log",
-            f"build {stem}.so: link {stem}.o {binding}",
-        ]
+        for name, part in zip(t.objects, t.parts or (None,), strict=True):
+            lines += [
+                f"build build/{name}.o: nvcc {ninja.relative(t.source)}",
+                f"  gencode = {' '.join(gencode(t.archs))}",
+                f"  part = {f'-DFLASHLADDER_PART_{part}' if part else ''}",
+                f"  log = build/{name}.log",
+            ]
+        objects = " ".join(f"build/{name}.o" for name in t.objects)
+        lines.append(f"build build/{t.stem}.so: link {objects} {binding}")
     return lines
 
 
@@ -157,8 +171,7 @@ def compile_targets(targets: Sequence[Target], progress: Progress = silent) -> d
     failed = {}
     for t in todo:
         if not t.library.exists():
-            log = t.log.read_text() if t.log.exists() else ""
-            failed[t.rung_id] = log if "error" in log else output
+            failed[t.rung_id] = t.log if "error" in t.log else output
     return failed
 
 
@@ -175,7 +188,7 @@ def _measure(t: Target) -> BuildRecord:
         return msgspec.json.decode(t.record.read_bytes(), type=BuildRecord)
     from flashladder import native
 
-    log = t.log.read_text()
+    log = t.log
     if bad := [w for w in sass.FORBIDDEN_WARNINGS if w in log]:
         return _failed(t, f"ptxas warned {', '.join(bad)}: {_line_with(log, bad[0])}")
     cubins, listings = _disassemble(t)
@@ -222,12 +235,15 @@ def _disassemble(t: Target) -> tuple[dict[str, str], dict[str, str]]:
         return sums, listings
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([cuobjdump, "-xelf", "all", t.library], cwd=folder, capture_output=True)
-        for cubin in sorted(Path(folder).glob("*.cubin")):
-            arch = cubin.name.split(".")[-2]
-            if arch in t.archs:
-                sums[arch] = hashlib.sha256(cubin.read_bytes()).hexdigest()
-                command = [str(nvdisasm), "-c", "-ndf", str(cubin)]  # "ndf": branch targets cost as much again
-                listings[arch] = subprocess.run(command, capture_output=True, text=True).stdout
+        for arch in t.archs:
+            cubins = sorted(Path(folder).glob(f"*.{arch}.cubin"))  # one an object
+            if not cubins:
+                continue
+            sums[arch] = hashlib.sha256(b"".join(cubin.read_bytes() for cubin in cubins)).hexdigest()
+            command = [str(nvdisasm), "-c", "-ndf"]  # "ndf": branch targets cost as much again
+            listings[arch] = "".join(
+                subprocess.run([*command, str(cubin)], capture_output=True, text=True).stdout for cubin in cubins
+            )
     return sums, listings
 
 

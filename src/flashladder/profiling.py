@@ -8,6 +8,7 @@ how long each kernel took and how it was launched.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,8 +35,8 @@ from flashladder.rundir import RunDir
 
 PASSES: dict[MetricSet, int] = {"times": 1, "light": 25, "full": 40}
 """Replays of a launch that a set takes, about."""
-AHEAD = 4
-"""Children that wait for their turn on the GPU: reading torch from the disk takes longer than a profile."""
+AHEAD = max(1, min(8, (os.cpu_count() or 1) // 2))
+"""Children that prepare themselves for their turn on the GPU: opening torch takes longer than several profiles."""
 TRACE_FIELDS = (
     ("grid", GRID, ""),
     ("block", "launch__block_size", ""),

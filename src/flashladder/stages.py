@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Lock
@@ -103,7 +103,7 @@ def check_arms(
 def check_items(
     run: RunDir, items: Sequence[CheckItem], job: CheckJob, progress: Progress = silent, workers: int = 1
 ) -> list[CheckRecord]:
-    """Run the items that are not recorded, in `workers` child processes that share out the arms.
+    """Run the items that are not recorded, in `workers` child processes that share out the cases.
 
     `job` gives the seed and, on the CPU, the emulation. All arms of a case should stand together: they share its
     oracle. Returns all records of these arms.
@@ -112,7 +112,8 @@ def check_items(
     todo = [item for item in items if (item.arm.name, item.arm.sha256, item.case.id) not in done]
     names = list(dict.fromkeys(item.arm.name for item in items))
     finished = len(items) - len(todo)
-    lock = Lock()
+    refused: set[str] = set()
+    stop, lock = Event(), Lock()
 
     def add(record: CheckRecord, items_done: int = 1) -> None:
         nonlocal finished
@@ -121,14 +122,31 @@ def check_items(
             finished += items_done
             progress(finished, len(items), record.arm)
 
+    def on_message(message: Message) -> None:
+        if isinstance(message, CheckDone):
+            add(message.record)
+
+    def drain(share: list[CheckItem]) -> None:
+        """Run `share` in one child after the other, until all is recorded or `stop` is set.
+
+        One crash refuses the arm: the rest of its cases would cost a process start each and change nothing.
+        """
+        while share:
+            outcome = supervise(msgspec.structs.replace(job, items=tuple(share)), on_message)
+            if outcome.end == "finished" or stop.is_set():
+                return
+            failed = share[outcome.at.item if outcome.at else 0]
+            refused.add(failed.arm.name)
+            rest = [item for item in share[share.index(failed) + 1 :] if item.arm.name not in refused]
+            add(_casualty(failed, outcome, job.seed), len(share) - share.index(failed) - len(rest))
+            share = rest
+
     progress(finished, len(items), "")
-    shares = [[item for item in todo if names.index(item.arm.name) % workers == n] for n in range(workers)]
-    stop = Event()
     with ThreadPoolExecutor(workers) as pool:
-        drains = [pool.submit(_drain, share, job, add, stop) for share in shares if share]
+        drains = [pool.submit(drain, share) for share in _dealt(todo, workers) if share]
         try:
-            for drain in drains:
-                drain.result()
+            for done_drain in drains:
+                done_drain.result()
         except BaseException:
             stop.set()
             kill_children()
@@ -136,22 +154,14 @@ def check_items(
     return [r for r in run.checks() if r.arm in names]
 
 
-def _drain(todo: list[CheckItem], job: CheckJob, add: Callable[..., None], stop: Event) -> None:
-    """Run `todo` in one child after the other, until all is recorded or `stop` is set."""
-
-    def on_message(message: Message) -> None:
-        if isinstance(message, CheckDone):
-            add(message.record)
-
-    while todo:
-        outcome = supervise(msgspec.structs.replace(job, items=tuple(todo)), on_message)
-        if outcome.end == "finished" or stop.is_set():
-            return
-        failed = todo[outcome.at.item if outcome.at else 0]
-        # One crash refuses the arm: the rest of its cases would cost a process start each and change nothing.
-        rest = [item for item in todo[todo.index(failed) + 1 :] if item.arm != failed.arm]
-        add(_casualty(failed, outcome, job.seed), len(todo) - todo.index(failed) - len(rest))
-        todo = rest
+def _dealt(items: Sequence[CheckItem], workers: int) -> list[list[CheckItem]]:
+    """The items by cases, dealt to and fro: neighbours, such as the masks of a shape, go to different workers."""
+    order = [*range(workers), *reversed(range(workers))]
+    worker_of = {case: order[n % len(order)] for n, case in enumerate(dict.fromkeys(item.case.id for item in items))}
+    shares: list[list[CheckItem]] = [[] for _ in range(workers)]
+    for item in items:
+        shares[worker_of[item.case.id]].append(item)
+    return shares
 
 
 def _casualty(item: CheckItem, outcome: Outcome, seed: int) -> CheckRecord:

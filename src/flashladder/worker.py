@@ -6,6 +6,7 @@ prints cannot be mistaken for a result.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -14,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Thread
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -222,9 +223,17 @@ def _run_timings(job: TimingJob, emit: Emit) -> None:
 
 
 def main() -> None:
-    """Entry of the child: `python -m flashladder.worker FD`."""
+    """Entry of the child: `python -m flashladder.worker FD [gpu]`; with "gpu" it opens torch before it has a job."""
     fd = int(sys.argv[1])
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    if sys.argv[2:] == ["gpu"]:
+        with contextlib.suppress(Exception):  # what fails here fails in the job too, where it is told
+            import torch
+
+            torch.zeros(1, device="cuda")
+    given = sys.stdin.buffer.read()
+    if not given:  # the parent has ended
+        return
+    job = msgspec.json.decode(given, type=Job)
     with os.fdopen(fd, "wb") as pipe:
 
         def emit(message: Message) -> None:
@@ -247,14 +256,83 @@ def main() -> None:
 
 # --- parent ---------------------------------------------------------------------------------------------------------
 
+COMMAND = (sys.executable, "-m", "flashladder.worker")
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    read: int
+    """The pipe of its messages."""
+    stderr: IO[bytes]
+
+    @staticmethod
+    def start(command: Sequence[str], *arguments: str) -> _Child:
+        read, write = os.pipe()
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        process = subprocess.Popen(
+            [*command, str(write), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=(write,),
+            start_new_session=True,
+        )
+        os.close(write)
+        _children.add(process.pid)
+        return _Child(process, read, stderr)
+
+    def end(self) -> str:
+        """Kill what still runs of it; what it said on stderr."""
+        os.close(self.read)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self.process.wait()
+        _children.discard(self.process.pid)
+        with self.stderr:
+            self.stderr.seek(0)
+            return self.stderr.read().decode(errors="replace")
+
+
 _children: set[int] = set()
+_spares: list[_Child] = []
+
+
+def prepare(count: int) -> None:
+    """Have `count` children that open torch and the GPU while something else runs, which can take longer than a job."""
+    while len(_spares) < count:
+        _spares.append(_Child.start(COMMAND, "gpu"))
+
+
+def dismiss() -> None:
+    """End the prepared children: a timing counts every process on the GPU."""
+    while _spares:
+        _spares.pop().end()
 
 
 def kill_children() -> None:
     """Kill every running child; their supervisors then return."""
+    dismiss()
     for pid in list(_children):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+atexit.register(dismiss)
+
+
+def _child_for(job: Job, command: Sequence[str]) -> _Child:
+    """A prepared child where there is one. The only one on the GPU for a job that times."""
+    child = None
+    if command == COMMAND:
+        with contextlib.suppress(IndexError):
+            child = _spares.pop()
+    if isinstance(job, RoofJob | TimingJob):
+        dismiss()
+    return child or _Child.start(command)
 
 
 def _lines(fd: int, limit_s: float) -> Iterator[bytes | None]:
@@ -275,64 +353,40 @@ def _lines(fd: int, limit_s: float) -> Iterator[bytes | None]:
         yield line
 
 
-def warm_up() -> None:
-    """Let a child that nobody waits for read torch and the driver from the disk, before the workers do."""
-    command = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    Thread(target=subprocess.run, args=(command,), kwargs=quiet, daemon=True).start()
-
-
 def supervise(
     job: Job,
     on_message: Callable[[Message], None],
     limit_s: float = 120.0,
-    command: tuple[str, ...] = (sys.executable, "-m", "flashladder.worker"),
+    command: Sequence[str] = COMMAND,
 ) -> Outcome:
     """Run `job` in a child, passing on its messages; kill it when it says nothing for `limit_s` seconds."""
-    read, write = os.pipe()
     at: At | None = None
     end: Literal["finished", "crash", "timeout"] = "crash"
-    with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            [*command, str(write)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            pass_fds=(write,),
-            start_new_session=True,
-        )
-        os.close(write)
-        _children.add(process.pid)
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(msgspec.json.encode(job))
-            for line in _lines(read, limit_s):
-                if line is None:
-                    end = "timeout"
-                    break
-                message = msgspec.json.decode(line, type=Message)
-                if isinstance(message, At):
-                    at = message
-                elif isinstance(message, Finished):
-                    end = "finished"
-                    break
-                else:
-                    on_message(message)
-            if end == "crash":
-                try:
-                    process.wait(timeout=limit_s)
-                except subprocess.TimeoutExpired:
-                    end = "timeout"
-        finally:
-            os.close(read)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            _children.discard(process.pid)
-        stderr.seek(0)
-        said = stderr.read().decode(errors="replace")
-    detail = f"silent for {limit_s:g} s" if end == "timeout" else _why(process.returncode, said)
+    child = _child_for(job, command)
+    try:
+        assert child.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.process.stdin as stdin:
+            stdin.write(msgspec.json.encode(job))
+        for line in _lines(child.read, limit_s):
+            if line is None:
+                end = "timeout"
+                break
+            message = msgspec.json.decode(line, type=Message)
+            if isinstance(message, At):
+                at = message
+            elif isinstance(message, Finished):
+                end = "finished"
+                break
+            else:
+                on_message(message)
+        if end == "crash":
+            try:
+                child.process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                end = "timeout"
+    finally:
+        said = child.end()
+    detail = f"silent for {limit_s:g} s" if end == "timeout" else _why(child.process.returncode, said)
     return Outcome(end=end, at=at, detail="" if end == "finished" else detail)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,10 +95,12 @@ def test_an_interrupted_check_goes_on_where_it_stopped(
     child(interrupted)
     with pytest.raises(KeyboardInterrupt):
         stages.check_arms(run, [RUNG], ["fp16"], [64], 0)
+    run_before = run.checks()
+    assert len(run_before) >= 10
     jobs = child(_checks_everything)
     stages.check_arms(run, [RUNG], ["fp16"], [64], 0)
-    assert isinstance(jobs[0], worker.CheckJob)
-    assert len(jobs[0].items) == len(stages.cases(["fp16"], [64])) - 10
+    left = sum(len(job.items) for job in jobs if isinstance(job, worker.CheckJob))
+    assert left == len(stages.cases(["fp16"], [64])) - len(run_before)
 
 
 @pytest.mark.parametrize("end", ["crash", "timeout"])
@@ -117,21 +120,22 @@ def test_a_crash_is_recorded_and_the_other_arms_go_on(
     jobs = child(crashes)
     records = stages.check_arms(run, [RUNG, OTHER], ["fp16"], [64], 0)
     mine = [r for r in records if r.arm == RUNG.name]
-    assert [(r.status, r.reason) for r in mine] == [(end, "killed by SIGSEGV")]
+    assert {(r.status, r.reason) for r in mine} == {(end, "killed by SIGSEGV")}
+    assert len(mine) <= stages.CHECKERS
     assert len([r for r in records if r.arm == OTHER.name]) == len(stages.cases(["fp16"], [64]))
-    assert len(jobs) == 2
+    assert len(jobs) == 2 * min(stages.CHECKERS, os.cpu_count() or 1)
     refused = check.refusal(records, RUNG.name, RUNG.sha256, _cell(64))
     assert refused is not None
     assert refused[0] == "failed"
     assert "SIGSEGV" in refused[1]
 
 
-def test_a_child_that_never_comes_up_is_started_once(
+def test_a_child_that_never_comes_up_is_not_started_again(
     tmp_path: Path, child: Callable[[Child], list[worker.Job]]
 ) -> None:
     jobs = child(lambda *_: worker.Outcome(end="crash", at=None, detail="ImportError: no torch"))
     records = stages.check_arms(RunDir(tmp_path), [RUNG, OTHER], ["fp16"], [64], 0)
-    assert len(jobs) <= 2
+    assert len(jobs) <= 2 * stages.CHECKERS
     assert {r.status for r in records} == {"crash"}
     assert {r.arm for r in records} == {RUNG.name, OTHER.name}
 
@@ -236,3 +240,13 @@ def test_rates_are_the_least_seen(tmp_path: Path, child: Callable[[Child], list[
     child(_times_everything)
     stages.time_cells(run, LADDER, [RUNG, PEER], {_cell(64): "warm", _cell(128): "warm"}, PRESET, 0)
     assert stages.known_rates(run)["r05_swizzle/64"] == pytest.approx(1e-6 / (4 * 64 * 128 * 128))
+
+
+def test_cases_are_dealt_whole_and_their_masks_apart() -> None:
+    items = [worker.CheckItem(arm=arm, case=case) for case in stages.cases(["fp16"], [64]) for arm in (RUNG, OTHER)]
+    shares = stages._dealt(items, 2)
+    assert sorted(len(share) for share in shares) in ([len(items) // 2] * 2, [len(items) // 2 - 1, len(items) // 2 + 1])
+    assert not {item.case.id for item in shares[0]} & {item.case.id for item in shares[1]}
+    for share in shares:
+        masks = [item.case.cell.mask for item in share]
+        assert abs(masks.count("causal") - masks.count("full")) <= len(masks) / 4

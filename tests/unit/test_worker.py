@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from flashladder import worker
+from flashladder.ladder import load_presets
 
 JOB = worker.CheckJob(items=(), seed=0)
 PRELUDE = """
@@ -51,3 +52,26 @@ def test_a_hang_is_killed() -> None:
 def test_a_hang_after_closing_the_pipe_is_killed() -> None:
     outcome = _supervise("os.close(int(sys.argv[1])); time.sleep(600)", limit_s=1)
     assert outcome.end == "timeout"
+
+
+def test_a_prepared_child_takes_the_next_job_and_the_others_end_before_a_timing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = (sys.executable, "-c", PRELUDE + """say('{"type":"finished"}')""")
+    monkeypatch.setattr(worker, "COMMAND", command)
+    worker.prepare(3)
+    spares = list(worker._spares)
+    timing = worker.TimingJob(items=(), preset=load_presets()["quick"], seed=0, rates={})
+    assert worker.supervise(timing, lambda _: None, 20, command).end == "finished"
+    assert worker._spares == []
+    assert all(spare.process.returncode is not None for spare in spares)
+    assert [spare.process.returncode for spare in spares[:2]] == [-9, -9]
+
+
+def test_a_prepared_child_without_a_parent_ends_quietly() -> None:
+    worker.prepare(1)
+    spare = worker._spares[0]
+    assert spare.process.stdin is not None
+    spare.process.stdin.close()
+    assert spare.process.wait(60) == 0
+    worker.dismiss()
