@@ -15,8 +15,8 @@ DIFF_LINES = 24
 def explain(results: Results, builds: Sequence[BuildRecord], rung: Rung, cell: Cell) -> str:
     """Text for a terminal; what was not measured says so."""
     parts = [f"{rung.id}: {rung.change}", _measured(results, rung, cell), _predictions(results, rung)]
-    if rung.finding:
-        parts.append(f"why it came out otherwise: {rung.finding}")
+    if (finding := tables.finding(results, rung)) is not None:
+        parts.append(f"why it came out otherwise: {finding}")
     if rung.parent is not None:
         parts += [_source_diff(results.ladder[rung.parent], rung), _tables(results, builds, rung, cell)]
     parts.append(_findings(results, rung, cell))

@@ -56,6 +56,16 @@ class Slack(Record, frozen=True, kw_only=True):
 USUAL = Slack()
 
 
+class Quote(Record, frozen=True, kw_only=True):
+    """A counter that a finding quotes, at the ladder's reference."""
+
+    metric: str
+    form: Literal["change", "before", "after", "fall", "factor"] = "change"
+    """The parent's value and the rung's; one of them; by how many per cent it fell; the parent's over the rung's."""
+    digits: int = 2
+    unit: Literal["", "M", "%"] = ""
+
+
 class Rung(Record, frozen=True, kw_only=True):
     """One kernel of the ladder: one change against its parent."""
 
@@ -74,7 +84,8 @@ class Rung(Record, frozen=True, kw_only=True):
     """Those of the kernels for smaller grids where they are of another kind."""
     predictions: tuple[Prediction, ...] = ()
     finding: str | None = None
-    """Why a predicted gain came out otherwise, from the profiler."""
+    """Why a predicted gain came out otherwise, from the profiler; {name} stands for a quote."""
+    quotes: dict[str, Quote] = {}
     score_limit: float | None = None
     """Largest |q . k|, unscaled, that the kernel's arithmetic holds; the gate leaves out cases with larger ones."""
     slack: Slack = USUAL

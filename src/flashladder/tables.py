@@ -22,6 +22,7 @@ from flashladder.model import (
     Comparison,
     KernelResources,
     PredictionOutcome,
+    Quote,
     Rung,
     RunInfo,
 )
@@ -499,10 +500,41 @@ def sass_diff(builds: Sequence[BuildRecord], rung: Rung, cell: Cell, arch: str |
     return Table(columns, tuple(rows))
 
 
+def finding(results: Results, rung: Rung) -> str | None:
+    """A rung's finding with its quotes filled in from the counters at the reference."""
+    if rung.finding is None:
+        return None
+    return rung.finding.format(**{name: _quoted(results, rung, quote) for name, quote in rung.quotes.items()})
+
+
+def _quoted(results: Results, rung: Rung, quote: Quote) -> str:
+    before, after = (
+        results.counter(results.ladder.reference, arm, quote.metric) for arm in (rung.parent or "", rung.id)
+    )
+
+    def show(value: float | None) -> str:
+        if value is None:
+            return NOT_MEASURED
+        scaled = value / 1e6 if quote.unit == "M" else value
+        return f"{scaled:.{quote.digits}f}" + (f" {quote.unit}" if quote.unit else "")
+
+    if quote.form == "before":
+        return show(before)
+    if quote.form == "after":
+        return show(after)
+    if quote.form == "change":
+        return f"{show(before)} to {show(after)}"
+    if not before or not after:
+        return NOT_MEASURED
+    if quote.form == "fall":
+        return f"{100 * (1 - after / before):.{quote.digits}f} %"
+    return f"{before / after:.{quote.digits}f}"
+
+
 def _notes(results: Results, p: PredictionOutcome) -> list[str]:
-    finding = next((r.finding for r in results.ladder.rungs if r.id == p.rung), None)
+    text = next((finding(results, r) for r in results.ladder.rungs if r.id == p.rung), None)
     explains = p.metric == "time" and p.outcome == "refuted"
-    return [note for note in (p.note, finding if explains else None) if note]
+    return [note for note in (p.note, text if explains else None) if note]
 
 
 def machine(info: RunInfo) -> Table:

@@ -10,7 +10,7 @@ import pytest
 
 from flashladder import bottleneck, explain, figures, ladder, paths, report, tables
 from flashladder.diagnose import Results, diagnose, load_results
-from flashladder.model import KernelProfile, Metric, NcuRecord
+from flashladder.model import KernelProfile, Metric, NcuRecord, Quote, Rung
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
@@ -96,3 +96,23 @@ def test_figures_of_counters_name_what_they_show_or_that_there_is_nothing(result
 
 def test_the_sources_that_a_screen_compares_exist() -> None:
     assert all((paths.ROOT / rung.source).exists() for rung in (*REAL.rungs, *REAL.variants))
+
+
+def test_a_finding_quotes_the_counters_in_each_form_and_says_what_lacks() -> None:
+    def profile(arm: str, value: float) -> NcuRecord:
+        kernel = KernelProfile(name="k", metrics={"m": Metric(value=value, unit="inst")})
+        return NcuRecord(
+            arm=arm, kind="rung", sha256="aa", cell=made.REFERENCE, set="light", ncu="1", kernels=(kernel,)
+        )
+
+    results = Results([], made.LADDER, [profile("r04", 4.5e6), profile("r05", 3e6)])
+    quotes = {
+        "both": Quote(metric="m", digits=1, unit="M"),
+        "was": Quote(metric="m", form="before", digits=0),
+        "fall": Quote(metric="m", form="fall", digits=0),
+        "times": Quote(metric="m", form="factor"),
+        "lacks": Quote(metric="none", form="fall"),
+    }
+    text = "{both}; {was}; {fall}; {times}; {lacks}"
+    rung = Rung(id="r05", source="s.cu", parent="r04", change="c", finding=text, quotes=quotes)
+    assert tables.finding(results, rung) == "4.5 M to 3.0 M; 4500000; 33 %; 1.50; not measured"
