@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flashladder.arrays import NUMPY_DTYPES, Memory
-from flashladder.check import EPS, LSE_FLOOR, POISONS, Arm, allocate, first_line, run_round, same_specials
+from flashladder.check import EPS, LSE_FLOOR, POISONS, Arm, allocate, buffers, first_line, run_round, same_specials
 from flashladder.inputs import Case, Values
 from flashladder.model import Agreement, Arithmetic
 
@@ -83,8 +83,7 @@ def _answer(arm: Arm, case: Case, memory: Memory, values: Values) -> tuple[np.nd
     """O in its own dtype and the LSE, on the host; raises RuntimeError on a fault around them."""
     tensors = allocate(case, memory)
     with arm.context():
-        q, k, v = (memory.shaped(x) for x in values)
-        o, lse, fault = run_round(arm, case, memory, tensors, (q, k, v), POISONS[0])
+        o, lse, fault = run_round(arm, case, memory, tensors, buffers(case, values, memory), POISONS[0])
     if fault is not None:
         raise RuntimeError(fault)
     return memory.bits(o).view(NUMPY_DTYPES[case.cell.dtype]), memory.bits(lse).view(np.float32)

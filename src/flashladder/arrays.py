@@ -52,6 +52,9 @@ class Memory(Protocol):
     def run(self, writes: Sequence[tuple[Any, Any]], call: Callable[[], T]) -> T:
         """Write arrays of this memory into views, then `call`, in stream order; returns when that work is done."""
 
+    def confirm(self) -> None:
+        """Raise when no further kernel can run: after some errors a CUDA context is of no use to anyone."""
+
 
 class HostMemory:
     """numpy."""
@@ -92,6 +95,9 @@ class HostMemory:
         for view, values in writes:
             view[...] = values
         return call()
+
+    def confirm(self) -> None:
+        pass
 
 
 class CudaMemory:
@@ -142,7 +148,7 @@ class CudaMemory:
 
     def run(self, writes: Sequence[tuple[Any, Any]], call: Callable[[], T]) -> T:
         torch = self.torch
-        torch.cuda.synchronize()
+        self.stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(self.stream):
                 if writes:
@@ -152,3 +158,6 @@ class CudaMemory:
                 return call()
         finally:  # a call that raised leaves writes behind, into memory that the caller is about to free
             self.stream.synchronize()
+
+    def confirm(self) -> None:
+        self.torch.cuda.synchronize()

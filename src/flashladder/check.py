@@ -19,12 +19,12 @@ from array_api_compat import array_namespace
 
 from flashladder import reference
 from flashladder.arrays import NUMPY_DTYPES, Memory
-from flashladder.inputs import LAYOUTS, Case, Placed, Values, place, values_of
+from flashladder.inputs import LAYOUTS, Case, Layout, Placed, Values, flattened, place, values_of
 from flashladder.ladder import gated_name
 from flashladder.model import USUAL, Cell, CheckRecord, Errors, Slack, Status
 
 Inputs = tuple[Any, Any, Any]
-"""q, k and v in a memory's arrays."""
+"""The whole buffers of q, k and v, guards and all, in a memory's arrays."""
 
 POISONS = (float("nan"), 12352.0)
 """One a round. The second is a number, so that an element left unwritten shows even where NaN is right."""
@@ -81,7 +81,8 @@ def same_specials(x: Any, y: Any) -> Any:
 def _numbers(values: list[Any]) -> list[float]:
     """Scalar arrays as floats, in one transfer."""
     xp = array_namespace(*values)
-    return [float(x) for x in xp.stack([xp.astype(value, xp.float64) for value in values]).tolist()]
+    same = [value if value.dtype == xp.float64 else xp.astype(value, xp.float64) for value in values]
+    return [float(x) for x in xp.stack(same).tolist()]
 
 
 def limits_of(oracle: tuple[Any, Any], unfused: tuple[Any, Any], dtype: str) -> Errors:
@@ -102,93 +103,145 @@ def limits_of(oracle: tuple[Any, Any], unfused: tuple[Any, Any], dtype: str) -> 
     )
 
 
-def distance(o: Any, lse: Any | None, oracle: tuple[Any, Any], usual: Errors, slack: Slack = USUAL) -> Distance:
+def _errors(o_max: float, o_rms: float, lse_max: float) -> Errors:
+    """Those that are no number are infinite."""
+    return Errors(
+        **{
+            name: x if np.isfinite(x) else float("inf")
+            for name, x in (("o_max", o_max), ("o_rms", o_rms), ("lse_max", lse_max))
+        }
+    )
+
+
+def _among_finite(o: Any, lse: Any | None, oracle: tuple[Any, Any]) -> Errors | None:
+    """The errors where the oracle is finite throughout; None when O or the LSE is not, or is empty."""
+    if 0 in o.shape:
+        return None
+    xp = array_namespace(o)
+    difference = o - oracle[0]
+    found = [xp.max(xp.abs(difference)), xp.sqrt(xp.mean(difference * difference))]
+    if lse is not None:
+        found.append(xp.max(xp.abs(lse - oracle[1])))
+    numbers = [*_numbers(found), 0.0][:3]
+    return _errors(*numbers) if all(map(np.isfinite, numbers)) else None
+
+
+def distance(
+    o: Any, lse: Any | None, oracle: tuple[Any, Any], usual: Errors, slack: Slack = USUAL, *, finite: bool = False
+) -> Distance:
     """Judge O and LSE (float64 arrays) against the oracle and the `usual` limits, which `slack` multiplies.
 
-    Without an LSE only O is judged.
+    Without an LSE only O is judged. `finite`: the oracle is known to be so throughout.
     """
+    limits = Errors(o_max=slack.o * usual.o_max, o_rms=slack.o * usual.o_rms, lse_max=slack.lse * usual.lse_max)
     with np.errstate(invalid="ignore"):  # inf - inf, where the oracle is infinite, counts for nothing
+        if finite and (errors := _among_finite(o, lse, oracle)) is not None:
+            return Distance(errors, limits, _excess(errors, limits))
         found = [*_stats(o, oracle[0]), same_specials(o, oracle[0])]
         if lse is not None:
             found += [_stats(lse, oracle[1])[0], same_specials(lse, oracle[1])]
     o_max, o_rms, o_specials, lse_max, lse_specials = [*_numbers(found), 0.0, 1.0][:5]
-    limits = Errors(o_max=slack.o * usual.o_max, o_rms=slack.o * usual.o_rms, lse_max=slack.lse * usual.lse_max)
-    errors = Errors(
-        o_max=o_max if np.isfinite(o_max) else float("inf"),
-        o_rms=o_rms if np.isfinite(o_rms) else float("inf"),
-        lse_max=lse_max if np.isfinite(lse_max) else float("inf"),
-    )
-    fault = None
+    errors = _errors(o_max, o_rms, lse_max)
     if not o_specials:
-        fault = "NaN or infinities of O are not where the oracle has them"
-    elif not lse_specials:
-        fault = "NaN or infinities of the LSE are not where the oracle has them"
-    else:
-        for field in ("o_max", "o_rms", "lse_max"):
-            error, limit = getattr(errors, field), getattr(limits, field)
-            if not error <= limit:
-                fault = f"{field} error {error:.3g}, limit {limit:.3g}"
-                break
-    return Distance(errors, limits, fault)
+        return Distance(errors, limits, "NaN or infinities of O are not where the oracle has them")
+    if not lse_specials:
+        return Distance(errors, limits, "NaN or infinities of the LSE are not where the oracle has them")
+    return Distance(errors, limits, _excess(errors, limits))
+
+
+def _excess(errors: Errors, limits: Errors) -> str | None:
+    """The first error above its limit."""
+    for field in ("o_max", "o_rms", "lse_max"):
+        error, limit = getattr(errors, field), getattr(limits, field)
+        if not error <= limit:
+            return f"{field} error {error:.3g}, limit {limit:.3g}"
+    return None
 
 
 @dataclass(frozen=True)
-class _Tensors:
+class Tensors:
+    """A case's tensors."""
+
     q: Placed
     k: Placed
     v: Placed
     o: Placed
     lse: Placed
+    around_o: Any
+    """True for the elements of O's buffer that are not O's, in the memory of that; and so for the LSE."""
+    around_lse: Any
 
 
-def allocate(case: Case, memory: Memory) -> _Tensors:
-    s = case.cell.shape
+def _layouts(case: Case) -> tuple[Layout, Layout]:
+    """Of Q and O; of K and V."""
     layout = LAYOUTS[case.layout]
-    q_layout = LAYOUTS["bhsd"] if layout.repeats is not None else layout
+    return (LAYOUTS["bhsd"] if layout.repeats is not None else layout), layout
+
+
+def allocate(case: Case, memory: Memory) -> Tensors:
+    s = case.cell.shape
+    q_layout, layout = _layouts(case)
     dtype = NUMPY_DTYPES[case.cell.dtype]
     q_dims = (s.batch, s.heads_q, s.seq_q, s.head_dim)
     kv_dims = (s.batch, s.heads_kv, s.seq_k, s.head_dim)
+    o = place(memory, q_dims, q_layout, dtype, 0.0)
     lse = place(memory, (*q_dims[:3], 1), LAYOUTS["bhsd"], np.dtype(np.float32), 0.0)
-    return _Tensors(
+    return Tensors(
         q=place(memory, q_dims, q_layout, dtype, float("nan")),
         k=place(memory, kv_dims, layout, dtype, float("nan")),
         v=place(memory, kv_dims, layout, dtype, float("nan")),
-        o=place(memory, q_dims, q_layout, dtype, 0.0),
+        o=o,
         lse=replace(lse, view=lse.view[..., 0]),
+        around_o=memory.shaped(~o.inside),
+        around_lse=memory.shaped(~lse.inside),
     )
 
 
-def _call(arm: Arm, case: Case, t: _Tensors) -> tuple[Any, Any | None]:
+def buffers(case: Case, values: Values, memory: Memory) -> Inputs:
+    """What q, k and v hold in the case's layout, poisoned around."""
+    q_layout, layout = _layouts(case)
+    q, k, v = (
+        memory.shaped(flattened(x, where, float("nan")))
+        for x, where in zip(values, (q_layout, layout, layout), strict=True)
+    )
+    return q, k, v
+
+
+def _call(arm: Arm, case: Case, t: Tensors) -> tuple[Any, Any | None]:
     return arm(t.q.view, t.k.view, t.v.view, t.o.view, t.lse.view, case.softmax_scale, case.cell.causal)
 
 
 def run_round(
-    arm: Arm, case: Case, memory: Memory, tensors: _Tensors, inputs: Inputs, poison: float
+    arm: Arm, case: Case, memory: Memory, tensors: Tensors, inputs: Inputs, poison: float
 ) -> tuple[Any, Any | None, str | None]:
     """One run: O, LSE and a fault found around them (guards, mutated inputs)."""
+    xp = array_namespace(tensors.q.flat)
+    before = []
     for output in (tensors.o, tensors.lse):
         memory.fill(output.flat, poison)
-    xp = array_namespace(tensors.q.flat)
-    before = {name: xp.asarray(memory.raw(placed.flat), copy=True) for name, placed in vars(tensors).items()}
-    values = dict(zip(("q", "k", "v"), inputs, strict=True))
-
-    writes = []
-    for name, value in values.items():
-        view = getattr(tensors, name).view
-        stored = LAYOUTS[case.layout].stored if name != "q" else ()
-        if 0 not in value.shape:
-            writes.append((view[stored], value[stored]))
+        before.append(xp.asarray(memory.raw(output.flat), copy=True))
+    given = dict(zip(("q", "k", "v"), inputs, strict=True))
+    placed = {name: getattr(tensors, name) for name in given}
+    writes = [(placed[name].flat, flat) for name, flat in given.items()]
     o, lse = memory.run(writes, lambda: _call(arm, case, tensors))
-    faults = {}
-    for name, value in values.items():
-        faults[f"the input {name} was mutated"] = memory.raw(getattr(tensors, name).view) != memory.raw(value)
-    for name, placed in vars(tensors).items():
-        faults[f"memory outside {name} was written"] = (memory.raw(placed.flat) != before[name]) & placed.outside
-    found = _numbers([xp.any(where) for where in faults.values()])
-    return o, lse, next((fault for fault, here in zip(faults, found, strict=True) if here), None)
+    changed = [xp.any(memory.raw(placed[name].flat) != memory.raw(flat)) for name, flat in given.items()]
+    changed += [
+        xp.any((memory.raw(output.flat) != old) & around)
+        for output, old, around in (
+            (tensors.o, before[0], tensors.around_o),
+            (tensors.lse, before[1], tensors.around_lse),
+        )
+    ]
+    name = next((n for n, here in zip((*given, "o", "lse"), xp.stack(changed).tolist(), strict=True) if here), None)
+    fault = f"memory outside {name} was written" if name is not None else None
+    if name in given:
+        differs = memory.bits(placed[name].flat) != memory.bits(given[name])
+        if differs[placed[name].inside].any():
+            fault = f"the input {name} was mutated"
+    return o, lse, fault
 
 
-def _differs(memory: Memory, arm: Arm, case: Case, tensors: _Tensors) -> str | None:
+def _differs(memory: Memory, arm: Arm, case: Case, tensors: Tensors) -> str | None:
     """Run again on the same inputs; every repeat must give the same bits."""
     first: tuple[np.ndarray, ...] | None = None
     for repeat in range(case.repeats):
@@ -208,6 +261,8 @@ class Problem:
     values: Values
     inputs: Inputs
     oracle: tuple[Any, Any]
+    finite: bool
+    """The oracle has neither NaN nor infinity."""
     limits: Errors
 
 
@@ -222,8 +277,10 @@ def _pose(case: Case, memory: Memory, seed: int) -> Problem:
     run = partial(reference.attention, q, k, v, scale=case.softmax_scale, causal=case.cell.causal)
     with np.errstate(invalid="ignore"):  # inf - inf is NaN by intent
         oracle, unfused = run(), run(rounding=memory.rounding(case.cell.dtype))
-    q, k, v = (memory.shaped(x) for x in values)
-    return Problem(values, (q, k, v), oracle, limits_of(oracle, unfused, case.cell.dtype))
+    xp = array_namespace(oracle[0])
+    finite = all(_numbers([xp.all(xp.isfinite(x)) for x in oracle]))
+    limits = limits_of(oracle, unfused, case.cell.dtype)
+    return Problem(values, buffers(case, values, memory), oracle, finite, limits)
 
 
 def largest_score(values: Values) -> float:
@@ -243,9 +300,18 @@ def seed_of(case: Case, seed: int) -> int:
 
 
 def check_case(
-    arm: Arm, case: Case, memory: Memory, seed: int, problems: tuple[Problem, ...], slack: Slack = USUAL
+    arm: Arm,
+    case: Case,
+    memory: Memory,
+    seed: int,
+    problems: tuple[Problem, ...],
+    slack: Slack = USUAL,
+    tensors: Tensors | None = None,
 ) -> CheckRecord:
-    """Run one case on its `problems`. What an arm raises for input it does not take is the status "unsupported"."""
+    """Run one case on its `problems`. What an arm raises for input it does not take is the status "unsupported".
+
+    `tensors` may be those of another arm: each round writes them whole.
+    """
 
     def record(status: Any, reason: str | None, found: Distance | None = None) -> CheckRecord:
         return CheckRecord(
@@ -261,7 +327,8 @@ def check_case(
         )
 
     memory.begin(case.id)
-    tensors = allocate(case, memory)
+    if tensors is None:
+        tensors = allocate(case, memory)
     found: Distance | None = None
     for number, (problem, poison) in enumerate(zip(problems, POISONS, strict=True)):
         try:
@@ -269,10 +336,11 @@ def check_case(
         except (ValueError, TypeError, NotImplementedError) as error:
             return record("unsupported", first_line(error))
         except Exception as error:
+            memory.confirm()  # else this process ends here, and the other arms go on in a new one
             return record("error", f"{type(error).__name__}: {first_line(error)}")
         if fault is None:
             got_lse = None if lse is None else memory.float64(lse)
-            found = distance(memory.float64(o), got_lse, problem.oracle, problem.limits, slack)
+            found = distance(memory.float64(o), got_lse, problem.oracle, problem.limits, slack, finite=problem.finite)
             fault = found.fault
         if fault is not None:
             return record("fail", f"round {number + 1}: {fault}", found)

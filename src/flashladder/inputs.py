@@ -213,20 +213,38 @@ class Placed:
     view: Any
     inside: np.ndarray
     """True for the elements of `flat` that the view covers."""
-    outside: Any
-    """False for them, in the memory of `flat`."""
 
 
-def place(memory: Any, dims: tuple[int, int, int, int], layout: Layout, dtype: Any, poison: float) -> Placed:
+Dims = tuple[int, int, int, int]
+
+
+def _size(dims: Dims, layout: Layout) -> int:
+    return 2 * GUARD + layout.extent(dims)
+
+
+def _strided(flat: np.ndarray, dims: Dims, layout: Layout) -> np.ndarray:
+    """The view of `dims` in `layout` into a flat buffer of theirs."""
+    size = flat.dtype.itemsize
+    strides = [s * size for s in (*layout.strides(dims), 1)]
+    return np.lib.stride_tricks.as_strided(flat[GUARD + layout.offset :], dims, strides)
+
+
+def place(memory: Any, dims: Dims, layout: Layout, dtype: Any, poison: float) -> Placed:
     """Allocate `dims` in `layout` inside a buffer filled with `poison`, with guards on both sides and in the gaps."""
-    size = 2 * GUARD + layout.extent(dims)
-    flat = memory.upload(np.full(size, poison, dtype))
-    strides = (*layout.strides(dims), 1)
-    offset = GUARD + layout.offset
-    inside = np.zeros(size, np.bool_)
+    flat = memory.upload(np.full(_size(dims, layout), poison, dtype))
+    inside = np.zeros(flat.shape[0], np.bool_)
     if 0 not in dims:
-        np.lib.stride_tricks.as_strided(inside[offset:], dims, strides)[...] = True
-    return Placed(flat, memory.view(flat, dims, strides, offset), inside, memory.shaped(~inside))
+        _strided(inside, dims, layout)[...] = True
+    return Placed(flat, memory.view(flat, dims, (*layout.strides(dims), 1), GUARD + layout.offset), inside)
+
+
+def flattened(values: np.ndarray, layout: Layout, poison: float) -> np.ndarray:
+    """The whole buffer that `place` allocates, with `values` (B, H, S, D) in it."""
+    dims: Dims = values.shape
+    flat = np.full(_size(dims, layout), poison, values.dtype)
+    if 0 not in dims:
+        _strided(flat, dims, layout)[layout.stored] = values[layout.stored]
+    return flat
 
 
 # --- the cases ------------------------------------------------------------------------------------------------------

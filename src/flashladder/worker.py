@@ -26,7 +26,7 @@ import msgspec
 from flashladder.agreement import compare
 from flashladder.arms import ArmSpec, open_arm
 from flashladder.arrays import Memory
-from flashladder.check import Arm, Problem, check_case, largest_score, pose, seed_of
+from flashladder.check import Arm, Problem, Tensors, allocate, check_case, largest_score, pose, seed_of
 from flashladder.emulator.device import Options
 from flashladder.inputs import Case, values_of
 from flashladder.model import (
@@ -166,15 +166,21 @@ class _Opener:
 
 def _run_checks(job: CheckJob, emit: Emit) -> None:
     opened = _Opener(job.emulation)
-    posed: tuple[Case, tuple[Problem, ...]] | None = None
+    case: Case | None = None
+    problems: tuple[Problem, ...] = ()
+    tensors: Tensors | None = None
     for number, item in enumerate(job.items):
         emit(At(item=number, arm=item.arm.name))
-        if posed is None or posed[0] != item.case:
-            posed = item.case, pose(item.case, opened.memory, job.seed)
-        emit(CheckDone(record=_check(item, opened, job.seed, posed[1])))
+        if item.case != case:
+            case, problems = item.case, pose(item.case, opened.memory, job.seed)
+            if job.emulation is None:  # where all arms use one memory
+                tensors = allocate(case, opened.memory)
+        emit(CheckDone(record=_check(item, opened, job.seed, problems, tensors)))
 
 
-def _check(item: CheckItem, opened: _Opener, seed: int, problems: tuple[Problem, ...]) -> CheckRecord:
+def _check(
+    item: CheckItem, opened: _Opener, seed: int, problems: tuple[Problem, ...], tensors: Tensors | None
+) -> CheckRecord:
     limit = item.arm.score_limit
     if limit is not None and (largest := max(largest_score(p.values) for p in problems)) > limit:
         return CheckRecord(
@@ -188,7 +194,7 @@ def _check(item: CheckItem, opened: _Opener, seed: int, problems: tuple[Problem,
         )
     arm, memory = opened(item.arm)
     with arm.context():
-        return check_case(arm, item.case, memory, seed, problems, item.arm.slack)
+        return check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
 
 
 def _run_agreements(job: AgreementJob, emit: Emit) -> None:

@@ -58,6 +58,19 @@ def test_exceptions_become_records(error: Exception, status: str) -> None:
     assert "\n" not in record.reason
 
 
+def test_an_arm_that_breaks_the_device_ends_the_process_rather_than_blaming_the_next_arm() -> None:
+    class Broken(HostMemory):
+        def confirm(self) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def raises(*_: object) -> None:
+        raise RuntimeError("launch failed")
+
+    case = _cases("fp16")[0]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        check.check_case(PyArm("raises", MEMORY, raises), case, Broken(), SEED, _posed(case))
+
+
 def test_case_ids_are_unique() -> None:
     ids = [case.id for dtype in ("fp16", "bf16") for d in (64, 128) for case in inputs.edge_cases(dtype, d)]
     assert len(ids) == len(set(ids))
