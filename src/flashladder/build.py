@@ -175,6 +175,16 @@ def compile_targets(targets: Sequence[Target], progress: Progress = silent) -> d
     return failed
 
 
+def built_objects(rung: Rung) -> tuple[Path, ...]:
+    """The objects of a library of the rung for some architectures, where one was built; else none."""
+    for archs in (ALL_ARCHS, *([arch] for arch in ALL_ARCHS)):
+        for t in targets([rung], archs):
+            objects = tuple(paths.BUILD / f"{name}.o" for name in t.objects)
+            if all(o.exists() for o in objects):
+                return objects
+    return ()
+
+
 def first_error(output: str) -> str:
     for line in output.splitlines():
         if "error" in line.lower():
@@ -262,18 +272,23 @@ def _failed(t: Target, reason: str) -> BuildRecord:
     )
 
 
+def targets(rungs: Sequence[Rung], archs: Sequence[str]) -> list[Target]:
+    """The libraries of the rungs for those of `archs` that they support; none of a rung that supports none."""
+    supported = [(r, [a for a in archs if r.runs_on(a)]) for r in rungs]
+    return [target(r.id, paths.ROOT / r.source, on) for r, on in supported if on]
+
+
 def build(rungs: Sequence[Rung], archs: Sequence[str], progress: Progress = silent) -> list[tuple[Target, BuildRecord]]:
     """Build every rung for `archs` that it supports; a rung that fails is a record, not an exception."""
-    jobs = [(r, target(r.id, paths.ROOT / r.source, [a for a in archs if r.runs_on(a)])) for r in rungs]
-    jobs = [(rung, t) for rung, t in jobs if t.archs]
-    failures = compile_targets([t for _, t in jobs], progress)
+    jobs = targets(rungs, archs)
+    failures = compile_targets(jobs, progress)
 
     def record(t: Target) -> tuple[Target, BuildRecord]:
         failed = failures.get(t.rung_id)
         return t, _measure(t) if failed is None else _failed(t, first_error(failed))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # nvdisasm takes seconds a library
-        return list(pool.map(record, [t for _, t in jobs]))
+        return list(pool.map(record, jobs))
 
 
 # --- static checks --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flashladder import build as building
 from flashladder import machine, paths
 from flashladder.ablation import Selection, Session, new_info
 from flashladder.arms import ArmSpec
@@ -91,7 +92,12 @@ class CpuCheck:
         instances = {f"{c.cell.dtype}_d{kernel_head_dim(c.cell.shape.head_dim)}" for c in self.cases}
         targets = [
             emulated_target(
-                r.id, paths.ROOT / r.source, r.min_arch, instances=instances, optimize=0 if r.has_tensor_cores else 1
+                r.id,
+                paths.ROOT / r.source,
+                r.min_arch,
+                instances=instances,
+                optimize=0 if r.has_tensor_cores else 1,
+                host=building.built_objects(r),
             )
             for r in self.rungs
         ]

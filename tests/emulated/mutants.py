@@ -13,7 +13,7 @@ from pathlib import Path
 from flashladder import check, emulation, paths, sass
 from flashladder.arms import ArmSpec
 from flashladder.arrays import HostMemory
-from flashladder.build import INCLUDE, source_closure
+from flashladder.build import INCLUDE, built_objects, source_closure
 from flashladder.emulator.device import EmulatedMemory, Emulator, Options, emulated_arm
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.inputs import Case
@@ -93,6 +93,7 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
                 mutant.rung.min_arch,
                 optimize=0,
                 instances=["fp16_d64"],
+                host=built_objects(mutant.rung),
             )
         )
     failures = build_emulated(targets)

@@ -42,7 +42,8 @@ def test_the_right_answer_passes_every_case(dtype: DtypeName) -> None:
 @pytest.mark.parametrize("name", SABOTEURS)
 def test_a_saboteur_is_rejected(name: str, dtype: DtypeName) -> None:
     arm = PyArm(name, MEMORY, SABOTEURS[name])
-    assert any(_run(arm, case).status == "fail" for case in _cases(dtype)), f"no case caught: {name}"
+    cases = sorted(_cases(dtype), key=lambda case: (not case.cell.causal, case.family == "grid"))  # the large ones last
+    assert any(_run(arm, case).status == "fail" for case in cases), f"no case caught: {name}"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Builds the emulated library of a kernel: nvcc's PTX, translated to C++, with nvcc's own host code.
 
-    .cu --nvcc -c -keep--> PTX --translate--> C++ --g++--+
-         +---------------> host code, without libcudart--+--> one library that behaves like the rung's own, on the CPU
-    runtime/*.cpp (threads, memory, races, cudart)-------+
+    .cu --nvcc--> PTX --translate--> C++ --g++------+
+         +------> host code, without libcudart------+--> one library that behaves like the rung's own, on the CPU
+    runtime/*.cpp (threads, memory, races, cudart)--+
 
+The host code is that of the objects that the rung's own library was linked from, where they exist.
 As in flashladder.build, a library's name is the hash of what it is made from.
 """
 
@@ -48,6 +49,8 @@ class EmulatedTarget:
     optimize: int
     instances: tuple[str, ...]
     """Endings of the kernels to translate, as "fp16_d64"; empty: all."""
+    host: tuple[Path, ...] = ()
+    """Objects with the host code; empty: it is compiled."""
 
     @property
     def stem(self) -> str:
@@ -75,9 +78,11 @@ def emulated_target(
     bound: bool = True,
     optimize: int = 1,
     instances: Collection[str] = (),
+    host: Collection[Path] = (),
 ) -> EmulatedTarget:
     """Hash what the emulated library of `source` is made from. The PTX is that of sm_90a when the kernel needs it.
 
+    `host`: objects of the same host code, which need not be compiled again.
     `optimize` is g++'s level for the translated kernels: at 0 a quarter of the build's time, several times the run's.
     """
     arch = "90a" if min_arch >= 90 else "80"
@@ -96,7 +101,9 @@ def emulated_target(
     closure = [*source_closure(source), *(source_closure(paths.KERNEL / "binding" / "binding.cc") if bound else [])]
     for file in closure:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
-    return EmulatedTarget(name, source, arch, digest.hexdigest(), bound, optimize, tuple(sorted(instances)))
+    return EmulatedTarget(
+        name, source, arch, digest.hexdigest(), bound, optimize, tuple(sorted(instances)), tuple(host)
+    )
 
 
 def _cuda_include(nvcc: Nvcc) -> Path:
@@ -147,7 +154,9 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     gencode = "-gencode=arch=compute_$arch,code=compute_$arch"
     python = shlex.quote(sys.executable)
     lines += [
-        "rule host",  # with -objtemp what nvcc keeps lies beside the object
+        "rule ptx",
+        f"  command = {nvcc_path} {' '.join(NVCC_FLAGS)} -lineinfo -ptx -arch=compute_$arch $skip $in -o $out",
+        "rule both",  # with -objtemp what nvcc keeps lies beside the object
         f"  command = rm -rf $stem.kept && mkdir $stem.kept && {nvcc_path} {' '.join([*NVCC_FLAGS, *HOST_FLAGS])} "
         f"{gencode} $skip -c $in -o $stem.kept/host.o && mv $stem.kept/host.o.ptx $stem.ptx && "
         "mv $stem.kept/host.o $stem.host.o && rm -r $stem.kept",
@@ -166,8 +175,10 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
         stem, source = f"build/{t.stem}", ninja.relative(t.source)
         # The program's object comes last: its findings are printed before the runtime's log is destroyed.
         rule, extra = ("link", binding) if t.bound else ("link_program", program)
+        host = [ninja.relative(o) for o in t.host] or [f"{stem}.host.o"]
+        made = f"{stem}.ptx: ptx" if t.host else f"{stem}.host.o {stem}.ptx: both"
         lines += [
-            f"build {stem}.host.o {stem}.ptx: host {source}",
+            f"build {made} {source}",
             f"  arch = {t.arch}",
             f"  stem = {stem}",
             f"  skip = {' '.join(_skipped(t.instances))}",
@@ -175,7 +186,7 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
             f"  instances = {' '.join(t.instances)}",
             f"build {stem}.o: kernel {stem}.cpp",
             f"  optimize = {t.optimize}",
-            f"build {ninja.relative(t.library)}: {rule} {stem}.host.o {stem}.o {' '.join(objects)} {extra}",
+            f"build {ninja.relative(t.library)}: {rule} {' '.join(host)} {stem}.o {' '.join(objects)} {extra}",
         ]
     return lines
 
