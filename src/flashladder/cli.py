@@ -19,6 +19,7 @@ from flashladder import (
     ablation,
     agreement,
     blocking,
+    claims,
     doctor,
     emulation,
     machine,
@@ -382,6 +383,32 @@ def summary_command(run: str | None, as_json: bool) -> None:
         click.echo(summary.to_json(summary.summary(found, load_ladder())))
     else:
         click.echo(ablation.terminal_table(found))
+
+
+@main.command(name="claims")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def claims_command(run: str | None, as_json: bool) -> None:
+    """Hold every declared claim against a run: reproduced, not reproduced, not applicable or not measured.
+
+    The evidence run's number stands beside this run's. Exit code 12 when a claim is not reproduced.
+    """
+    found = rundir.find(run)
+    judged = claims.evaluate_run(found, load_ladder())
+    if as_json:
+        click.echo(summary.to_json(claims.report(found, judged)))
+    else:
+        click.echo(_wrapped(claims.table(judged)))
+        click.echo(f"run {found.info.id} on {found.info.machine.gpu}: {claims.sentence(judged)}")
+    if claims.counts(judged)["not reproduced"]:
+        sys.exit(Exit.NOT_REPRODUCED)
+
+
+def _wrapped(table: tables.Table) -> str:
+    """A table of sentences for a terminal."""
+    widths = {"statement": 56, "outcome": 40}
+    columns = [widths.get(name) for name in table.columns]
+    return tabulate(table.rows, table.columns, "simple", disable_numparse=True, maxcolwidths=columns)
 
 
 @main.command(name="explain")
