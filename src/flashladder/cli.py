@@ -28,6 +28,7 @@ from flashladder import (
     summary,
     tables,
     tune,
+    validate,
 )
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
@@ -409,6 +410,35 @@ def _wrapped(table: tables.Table) -> str:
     widths = {"statement": 56, "outcome": 40}
     columns = [widths.get(name) for name in table.columns]
     return tabulate(table.rows, table.columns, "simple", disable_numparse=True, maxcolwidths=columns)
+
+
+@main.command(name="validate")
+@click.argument("runs", nargs=-1)
+@click.option("--derived", is_flag=True, help="Judge the samples anew and compare every derived record.")
+@click.option("--seal", is_flag=True, help="Write the sums of a run in which nothing else is wrong (sums.json).")
+def validate_command(runs: tuple[str, ...], derived: bool, seal: bool) -> None:
+    """Look for every fault of recorded runs: schema, sums, counts, hashes, plausibility, medians. Default: all runs.
+
+    Each fault is a line with file and line number; exit code 13 when there is one.
+    """
+    found = [rundir.find(name) for name in runs] or rundir.recorded()
+    if not found:
+        raise FlashladderError("no run is recorded here; name a run directory")
+    faults = 0
+    with _bar("validate", "run") as progress:
+        for number, run in enumerate(found):
+            progress(number, len(found), run.path.name)
+            validation = validate.validate(run, load_ladder(), derived=derived, sealed=not seal)
+            for fault in validation.faults:
+                click.echo(str(fault))
+            faults += len(validation.faults)
+            if not validation.faults:
+                if seal:
+                    run.seal()
+                click.echo(f"{run.path}: {'sealed' if seal else 'valid'}: {validation.checked}")
+    if faults:
+        click.echo(f"flashladder: {faults} faults", err=True)
+        sys.exit(Exit.TAMPERED)
 
 
 @main.command(name="explain")
