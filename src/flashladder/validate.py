@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +88,7 @@ class Validation:
         return gpu_named(self.info.machine.gpu) if self.info is not None and self.info.machine.gpu else None
 
     def read(self, stage: str, record: type[T]) -> list[Line[T]]:
-        """The valid records; of the other lines, and of lines that stand twice, a fault."""
+        """The valid records; of every other line a fault."""
         file = self.run.path / f"{stage}.jsonl"
         if not file.exists():
             return []
@@ -98,11 +98,7 @@ class Validation:
                 stage, len(complete) + 1, "truncated: its last record is cut off; the same command goes on there"
             )
         lines = []
-        seen: dict[bytes, int] = {}
         for number, line in enumerate(complete, 1):
-            if line in seen:
-                self.fault(stage, number, f"the same as line {seen[line]}")
-            seen.setdefault(line, number)
             try:
                 lines.append(Line(number, msgspec.json.decode(line, type=record)))
             except msgspec.DecodeError as error:
@@ -234,7 +230,9 @@ def _sums(v: Validation, sums: Sums) -> None:
 
 
 def _builds(v: Validation) -> None:
+    once = _Once(v, "build")
     for number, r in ((line.number, line.record) for line in v.builds):
+        once.see(number, r.rung, msgspec.json.encode(r))
         if (r.status == "built") != (r.sha256 is not None):
             v.fault("build", number, f"{r.rung} is {r.status}, its sha256 is {r.sha256}")
         if r.status == "failed" and not r.reason:
@@ -246,9 +244,9 @@ def _builds(v: Validation) -> None:
 
 
 def _checks(v: Validation) -> None:
-    seen: dict[tuple[str, str | None, str], int] = {}
+    once = _Once(v, "check")
     for number, r in ((line.number, line.record) for line in v.checks):
-        _unique(v, "check", seen, (r.arm, r.sha256, r.case), number)
+        once.see(number, (r.arm, r.case), r.sha256)
         if what := v.arm_fault(r.arm, r.sha256):
             v.fault("check", number, what)
         if r.cell.id not in r.case:
@@ -266,16 +264,26 @@ def _checks(v: Validation) -> None:
                 v.fault("check", number, f"{r.arm} on {r.case} passes with {name} {error:g}, limit {limit:g}")
 
 
-def _unique(v: Validation, stage: str, seen: dict[T, int], key: T, number: int) -> None:
-    if key in seen:
-        v.fault(stage, number, f"duplicate of line {seen[key]}: {key}")
-    seen.setdefault(key, number)
+@dataclass
+class _Once:
+    """Finds what stands twice. A slot (what a later record of replaces an earlier one) may change to and fro between
+    versions, as a binary does that is rebuilt, but no stage records again what stands there."""
+
+    v: Validation
+    stage: str
+    last: dict[Hashable, tuple[Hashable, int]] = field(default_factory=dict)
+
+    def see(self, number: int, slot: Hashable, version: Hashable = None) -> None:
+        before, line = self.last.get(slot, (None, 0))
+        if line and before == version:
+            self.v.fault(self.stage, number, f"duplicate of line {line}")
+        self.last[slot] = version, number
 
 
 def _agreements(v: Validation) -> None:
-    seen: dict[tuple[str, str | None, str], int] = {}
+    once = _Once(v, "agreement")
     for number, r in ((line.number, line.record) for line in v.agreements):
-        _unique(v, "agreement", seen, (r.arm, r.sha256, r.case), number)
+        once.see(number, (r.arm, r.case), r.sha256)
         if what := v.arm_fault(r.arm, r.sha256):
             v.fault("agreement", number, what)
         if r.cell.id not in r.case:
@@ -289,9 +297,9 @@ def _agreements(v: Validation) -> None:
 
 
 def _roofs(v: Validation) -> None:
-    seen: dict[str, int] = {}
+    once = _Once(v, "roof")
     for number, r in ((line.number, line.record) for line in v.roofs):
-        _unique(v, "roof", seen, r.dtype, number)
+        once.see(number, r.dtype)
         floor_ns = 0.0
         if v.gpu is not None and v.info is not None:
             floor_ns = 1e9 * 2 * r.size**3 / flops.peak_flops(v.gpu, v.info.machine.max_sm_clock_mhz)
@@ -303,7 +311,10 @@ def _roofs(v: Validation) -> None:
 
 def _profiles(v: Validation) -> None:
     declared = _declared_cells()
+    once = _Once(v, "ncu")
     for number, r in ((line.number, line.record) for line in v.profiles):
+        if r.cause is None:  # what failed is tried again
+            once.see(number, (r.arm, r.cell, r.set), r.sha256)
         if what := v.arm_fault(r.arm, r.sha256):
             v.fault("ncu", number, what)
         if r.cell not in declared:
@@ -331,10 +342,10 @@ def _declared_cells() -> dict[Cell, set[str]]:
 def _timings(v: Validation) -> None:
     declared = _declared_cells()
     seeds = {line.record.seed for line in v.checks}
-    seen: dict[tuple[Cell, frozenset[tuple[str, str | None]]], int] = {}
+    once = _Once(v, "timing")
     for number, r in ((line.number, line.record) for line in v.timings):
         arms = [(arm.arm, arm.sha256) for arm in r.arms]
-        _unique(v, "timing", seen, (r.cell, frozenset(arms)), number)
+        once.see(number, r.cell, frozenset(arms))
         if r.cell not in declared:
             v.fault("timing", number, f"unknown cell {r.cell.id}: no set of experiments/shapes.toml has it")
         elif r.l2 not in declared[r.cell]:
@@ -410,8 +421,10 @@ def _derived(v: Validation) -> None:
     }
     roofs = {line.record.dtype: line.record for line in v.roofs}
     told: set[tuple[Cell, str]] = set()
+    once = _Once(v, "diagnosis")
     for line in v.diagnosis:
         r = line.record
+        once.see(line.number, msgspec.json.encode(r))
         if isinstance(r, ArmStats):
             told.add((r.cell, r.arm))
             what = _estimate_fault(r, blocks.get((r.cell, r.arm)), r.cell in timings)

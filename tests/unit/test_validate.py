@@ -266,7 +266,7 @@ def test_a_file_that_lost_or_gained_records_is_named(copy: RunDir, stage: str, k
     else:
         file.unlink()
     named = [what for name, _, what in _faults(copy) if name == file.name]
-    expected = {"cut off": "truncated", "removed": "its sum", "repeated": "the same as line 1", "deleted": "missing"}
+    expected = {"cut off": "truncated", "removed": "its sum", "repeated": "duplicate of line 1", "deleted": "missing"}
     assert any(what.startswith(expected[kind]) for what in named), named
 
 
@@ -278,6 +278,17 @@ def test_an_l2_state_that_no_set_declares_is_named(copy: RunDir) -> None:
 def test_a_pass_that_is_recorded_twice_is_named(copy: RunDir) -> None:
     _lines(copy, "check", lambda lines: lines.append(lines[0].replace(b'"seed":1', b'"seed":2')))
     assert any("duplicate of line 1" in what for file, _, what in _faults(copy) if file == "check.jsonl")
+
+
+def test_a_rung_that_was_rebuilt_to_and_fro_is_no_duplicate(copy: RunDir) -> None:
+    first = copy.builds()[0]
+    other = replace(first, sha256="sha-other")
+    for record in (other, first):
+        copy.append("build", record)
+    for sha256 in ("sha-other", first.sha256):
+        copy.append("check", replace(copy.checks()[0], sha256=sha256))
+    copy.seal()
+    assert _faults(copy) == []
 
 
 def test_a_stray_file_and_a_missing_or_broken_seal_are_named(copy: RunDir) -> None:
