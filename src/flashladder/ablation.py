@@ -12,7 +12,7 @@ import msgspec
 from tabulate import tabulate
 
 from flashladder import build as building
-from flashladder import diagnose, doctor, explain, machine, native, paths, report, rundir, summary, tables
+from flashladder import card, claims, diagnose, doctor, explain, machine, native, paths, report, rundir, summary, tables
 from flashladder.arms import ArmSpec, peer_specs
 from flashladder.blocking import candidate_rung, spills
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
@@ -388,6 +388,17 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     report.write(files, root)
     page = next(path for path in files if path.endswith(".md"))
     return f"report: {root / page} ({len(drifted)} of {len(files)} files changed)"
+
+
+def write_card(run: RunDir) -> str:
+    """Write the reproduction card beside a run's report; says where, or why there is none."""
+    pinned = pinned_run()
+    if pinned is None:
+        return "reproduction card: no recorded run is pinned to compare with"
+    made = card.card(run, pinned, load_ladder())
+    (run.path / "card.md").write_text(card.text(made, markdown=True))
+    (run.path / "card.json").write_text(summary.to_json(made) + "\n")
+    return f"reproduction card: {run.path / 'card.md'}: {claims.sentence(made.claims)}"
 
 
 def bottleneck_table(run: RunDir) -> str:

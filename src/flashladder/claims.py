@@ -297,7 +297,10 @@ def evaluate(claims: Iterable[Claim], here: View, view_of: Callable[[str | None]
     """Hold each claim against `here`; `view_of` gives the evidence run that a claim names (None: the pinned one)."""
     judged = []
     for claim in claims:
-        evidence = measure(claim.predicate, view_of(claim.evidence))
+        try:
+            evidence = measure(claim.predicate, view_of(claim.evidence))
+        except FlashladderError as error:
+            evidence = Measure(holds=None, reason=str(error))
         mine = measure(claim.predicate, here)
         judged.append(
             Judged(
@@ -313,14 +316,13 @@ def evaluate(claims: Iterable[Claim], here: View, view_of: Callable[[str | None]
     return judged
 
 
-def evaluate_run(run: RunDir, ladder: Ladder) -> list[Judged]:
-    """All declared claims against a run, each run of the repository read once."""
-    here = View(run, ladder)
-    views: dict[str, View] = {str(run.path.resolve()): here}
+def evaluate_run(here: View, *read: View) -> list[Judged]:
+    """All declared claims against a run; `read` are views of others, which need not be read again."""
+    views = {view.run.path.resolve(): view for view in (*read, here)}
 
     def view_of(name: str | None) -> View:
         found = rundir.find(name)
-        return views.setdefault(str(found.path.resolve()), View(found, ladder))
+        return views.setdefault(found.path.resolve(), View(found, here.ladder))
 
     return evaluate(load_claims(), here, view_of)
 

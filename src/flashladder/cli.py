@@ -19,6 +19,7 @@ from flashladder import (
     ablation,
     agreement,
     blocking,
+    card,
     claims,
     doctor,
     emulation,
@@ -395,13 +396,28 @@ def claims_command(run: str | None, as_json: bool) -> None:
     The evidence run's number stands beside this run's. Exit code 12 when a claim is not reproduced.
     """
     found = rundir.find(run)
-    judged = claims.evaluate_run(found, load_ladder())
+    judged = claims.evaluate_run(claims.View(found, load_ladder()))
     if as_json:
         click.echo(summary.to_json(claims.report(found, judged)))
     else:
         click.echo(_wrapped(claims.table(judged)))
         click.echo(f"run {found.info.id} on {found.info.machine.gpu}: {claims.sentence(judged)}")
     if claims.counts(judged)["not reproduced"]:
+        sys.exit(Exit.NOT_REPRODUCED)
+
+
+@main.command(name="card")
+@click.argument("run", required=False)
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def card_command(run: str | None, markdown: bool, as_json: bool) -> None:
+    """One page on a run beside the pinned one: machines, order of the ladder, claims, ratios.
+
+    Exit code 12 when a claim is not reproduced.
+    """
+    made = card.card(rundir.find(run), rundir.find(), load_ladder())
+    click.echo(summary.to_json(made) if as_json else card.text(made, markdown=markdown).rstrip("\n"))
+    if made.counts["not reproduced"]:
         sys.exit(Exit.NOT_REPRODUCED)
 
 
@@ -466,6 +482,8 @@ def ablation_command(**kwargs: Any) -> None:
     _measure(session)
     click.echo(ablation.terminal_table(session.run))
     click.echo(ablation.write_report(session.run, session.run.path, check_only=False))
+    click.echo(ablation.write_card(session.run))
+    session.run.seal()
     session.raise_on_failures()
 
 
