@@ -8,6 +8,7 @@ from statistics import fmean
 
 from flashladder import claims, rundir, tables
 from flashladder.claims import Judged, Outcome, View
+from flashladder.diagnose import rounded
 from flashladder.ladder import Ladder, Leg
 from flashladder.model import Cell, Record
 from flashladder.rundir import RunDir
@@ -160,7 +161,7 @@ def _tau(times: Sequence[tuple[float, float]]) -> float | None:
         return None
     from scipy.stats import kendalltau  # a second to import
 
-    return float(kendalltau([a for a, _ in times], [b for _, b in times]).statistic)
+    return rounded(float(kendalltau([a for a, _ in times], [b for _, b in times]).statistic))
 
 
 def _steps(evidence: View, here: View) -> Iterable[Step]:

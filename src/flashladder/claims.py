@@ -636,4 +636,5 @@ def report(run: RunDir, judged: Sequence[Judged]) -> Report:
 
 def sentence(judged: Sequence[Judged]) -> str:
     """How many of each outcome."""
-    return f"{len(judged)} claims: " + ", ".join(f"{n} {outcome}" for outcome, n in counts(judged).items() if n)
+    what = "claim" if len(judged) == 1 else "claims"
+    return f"{len(judged)} {what}: " + ", ".join(f"{n} {outcome}" for outcome, n in counts(judged).items() if n)

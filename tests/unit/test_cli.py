@@ -106,6 +106,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> r
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "experiments" / "results")
     monkeypatch.setattr(paths, "PAPER", tmp_path / "paper")
     (tmp_path / "README.md").write_text(f"# x\n{report.BEGIN}\n{report.END}\n")
+    (tmp_path / "uv.lock").write_text("version = 1\n")
     run = diagnosed(tmp_path / "experiments" / "results" / "h100" / "2026-full")
     (tmp_path / "paper").mkdir()
     if pin:
