@@ -91,8 +91,8 @@ def _check_list(f: Facts) -> tuple[tuple[str, str], ...]:
         ),
         (
             "Compilation",
-            f"nvcc {'.'.join(map(str, toolchain.MIN_NVCC))} or newer with {' '.join(build.NVCC_FLAGS)}; recorded with "
-            f"{compilers}; ninja; a C++20 host compiler",
+            f"nvcc {'.'.join(map(str, toolchain.MIN_NVCC))} or newer with `{' '.join(build.NVCC_FLAGS)}`; "
+            f"recorded with {compilers}; ninja; a C++20 host compiler",
         ),
         ("Run-time environment", _environment(m)),
         (

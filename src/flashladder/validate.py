@@ -422,12 +422,16 @@ def _derived(v: Validation) -> None:
     roofs = {line.record.dtype: line.record for line in v.roofs}
     told: set[tuple[Cell, str]] = set()
     once = _Once(v, "diagnosis")
+    lost: dict[Cell, list[int]] = defaultdict(list)
     for line in v.diagnosis:
         r = line.record
         once.see(line.number, msgspec.json.encode(r))
+        if isinstance(r, ArmStats | Comparison) and r.cell not in timings:
+            lost[r.cell].append(line.number)
+            continue
         if isinstance(r, ArmStats):
             told.add((r.cell, r.arm))
-            what = _estimate_fault(r, blocks.get((r.cell, r.arm)), r.cell in timings)
+            what = _estimate_fault(r, blocks.get((r.cell, r.arm)))
         elif isinstance(r, Comparison):
             what = _ratio_fault(r, blocks.get((r.cell, r.arm)), blocks.get((r.cell, r.other)))
         elif isinstance(r, RoofRate):
@@ -438,6 +442,8 @@ def _derived(v: Validation) -> None:
             continue
         if what is not None:
             v.fault("diagnosis", line.number, what)
+    for cell, numbers in lost.items():
+        v.fault("diagnosis", numbers[0], f"{len(numbers)} records of {cell.id}, which has no samples")
     if lacking := [f"{arm} in {cell.id}" for cell, arm in blocks if (cell, arm) not in told]:
         v.fault(
             "diagnosis", None, f"{len(lacking)} timed arms have no estimate, first {lacking[0]}; diagnose the run anew"
@@ -449,10 +455,8 @@ def _valid_blocks(arm: ArmTiming, r: CellTiming) -> dict[int, tuple[float, float
     return {b: ns for b, ns in pairs if 0 <= b < len(r.telemetry) and r.telemetry[b].valid and min(ns) > 0}
 
 
-def _estimate_fault(r: ArmStats, blocks: dict[int, tuple[float, float]] | None, has_cell: bool) -> str | None:
+def _estimate_fault(r: ArmStats, blocks: dict[int, tuple[float, float]] | None) -> str | None:
     where = f"{r.arm} in {r.cell.id}"
-    if not has_cell:
-        return f"{where}: the cell has no samples"
     if r.device_us is None:
         return None if r.status != "timed" else f"{where} is timed, but has no time"
     if not blocks:

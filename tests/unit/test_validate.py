@@ -275,6 +275,14 @@ def test_an_l2_state_that_no_set_declares_is_named(copy: RunDir) -> None:
     assert ("timing.jsonl", number) in {(f, n) for f, n, what in _faults(copy) if "a warm L2, which no set" in what}
 
 
+def test_a_cell_that_lost_its_samples_is_one_fault(copy: RunDir) -> None:
+    _lines(copy, "timing", lambda lines: lines.pop())
+    copy.seal()
+    ((file, line, what),) = _faults(copy)
+    assert (file, line is not None) == ("diagnosis.jsonl", True)
+    assert re.fullmatch(rf"\d+ records of {made.FEW_CELLS[-1].id}, which has no samples", what)
+
+
 def test_a_pass_that_is_recorded_twice_is_named(copy: RunDir) -> None:
     _lines(copy, "check", lambda lines: lines.append(lines[0].replace(b'"seed":1', b'"seed":2')))
     assert any("duplicate of line 1" in what for file, _, what in _faults(copy) if file == "check.jsonl")
