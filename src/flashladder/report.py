@@ -76,6 +76,8 @@ def generate(
     for leg in legs(document.results):
         brief = _ablation(document, leg, reasons=False).without("change", *tables.RESOURCE_COLUMNS)
         texts[f"{folder}ablation_{leg.name}.tex"] = _tex(brief)
+    if judged:
+        texts[f"{folder}claims.tex"] = _claim_macros(judged)
     if appendix:
         texts["artifact.md" if readme is None else "docs/artifact.md"] = artifact.markdown(appendix, GENERATED)
         texts[f"{folder}artifact.tex"] = artifact.latex(appendix, GENERATED)
@@ -470,6 +472,22 @@ def _macros(document: _Document) -> str:
     }
     lines = [f"\\newcommand{{\\fl{name}}}{{{latex_escape(value)}}}" for name, value in values.items()]
     return "\n".join([f"% {GENERATED} Times in microseconds at the reference cell.", *lines]) + "\n"
+
+
+CLAIM_MACROS = r"""\newcommand{\flclaim}[1]{\ifcsname flclaim:#1\endcsname\csname flclaim:#1\endcsname\else
+  \errmessage{experiments/claims.toml has no claim #1}\fi}
+\newcommand{\flclaimtext}[1]{\ifcsname flclaimtext:#1\endcsname\csname flclaimtext:#1\endcsname\else
+  \errmessage{experiments/claims.toml has no claim #1}\fi}"""
+"""\\flclaim{ID} is a claim's number, \\flclaimtext{ID} its sentence: what the paper says is a row or an error."""
+
+
+def _claim_macros(judged: Sequence[Judged]) -> str:
+    lines = [f"% {GENERATED}", CLAIM_MACROS]
+    for j in judged:
+        value = latex_escape(claims.shown_number(j.evidence.value, j.evidence.counts))
+        lines.append(f"\\expandafter\\def\\csname flclaim:{j.id}\\endcsname{{{value}}}")
+        lines.append(f"\\expandafter\\def\\csname flclaimtext:{j.id}\\endcsname{{{latex_escape(j.statement)}}}")
+    return "\n".join(lines) + "\n"
 
 
 def _us(results: Results, name: str | None) -> str:

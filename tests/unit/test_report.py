@@ -134,9 +134,11 @@ def test_claims_other_machines_and_the_appendix_go_in_where_they_are_given(run: 
     others = Table(("run", "GPU"), (("l4/x", "NVIDIA L4"),))
     appendix = (Section("Abstract", ("Words.",)),)
     full = report.generate(run, made.LADDER, readme=README, judged=judged, others=others, appendix=appendix)
-    assert set(full) == {"OPTIMIZATION_REPORT.md", "README.md", "docs/artifact.md", *GENERATED} | {
-        "paper/generated/artifact.tex"
-    }
+    more = {f"paper/generated/{name}.tex" for name in ("artifact", "claims")}
+    assert set(full) == {"OPTIMIZATION_REPORT.md", "README.md", "docs/artifact.md", *GENERATED, *more}
+    macros = full["paper/generated/claims.tex"].decode()
+    assert re.search(r"\\csname flclaim:r03\\endcsname\{\d\.\d+\}$", macros, re.MULTILINE)
+    assert re.search(r"\\csname flclaimtext:r03\\endcsname\{gains \d\.\d+ x\}$", macros, re.MULTILINE)
     text = full["OPTIMIZATION_REPORT.md"].decode()
     assert re.search(r"## Claims\n\n1 claim: 1 reproduced\. .*\| r03 +\| gains \d\.\d+ x +\| faster", text, re.DOTALL)
     assert re.search(r"## Other machines\n.*\| l4/x +\| NVIDIA L4 +\|", text, re.DOTALL)
