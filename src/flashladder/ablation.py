@@ -11,8 +11,22 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
+from flashladder import (
+    artifact,
+    card,
+    claims,
+    diagnose,
+    doctor,
+    explain,
+    machine,
+    native,
+    paths,
+    report,
+    rundir,
+    summary,
+    tables,
+)
 from flashladder import build as building
-from flashladder import diagnose, doctor, explain, machine, native, paths, report, rundir, summary, tables
 from flashladder.arms import ArmSpec, peer_specs
 from flashladder.blocking import candidate_rung, spills
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
@@ -374,12 +388,15 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     """
     ladder = load_ladder()
     pinned = out is None and summary.is_pinned(run)
+    judged = claims.evaluate_run(claims.View(run, ladder))
     if pinned:
         root, readme = paths.ROOT, (paths.ROOT / report.README).read_text()
-        files = report.generate(run, ladder, readme=readme)
+        appendix = artifact.sections(_artifact_facts(run, ladder, judged))
+        others = card.others(run, ladder)
+        files = report.generate(run, ladder, readme=readme, judged=judged, others=others, appendix=appendix)
     else:
         root = out or run.path
-        files = report.generate(run, ladder)
+        files = report.generate(run, ladder, judged=judged)
     drifted = report.check(files, root)
     if check_only:
         if drifted:
@@ -388,6 +405,29 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     report.write(files, root)
     page = next(path for path in files if path.endswith(".md"))
     return f"report: {root / page} ({len(drifted)} of {len(files)} files changed)"
+
+
+def _artifact_facts(run: RunDir, ladder: Ladder, judged: Sequence[claims.Judged]) -> artifact.Facts:
+    return artifact.Facts(
+        info=run.info,
+        ladder=ladder,
+        builds=run.builds(),
+        timings=run.timings(),
+        judged=judged,
+        record_bytes=sum(file.stat().st_size for file in run.files),
+        download_bytes=artifact.download_bytes((paths.ROOT / "uv.lock").read_text()),
+    )
+
+
+def write_card(run: RunDir) -> str:
+    """Write the reproduction card beside a run's report; says where, or why there is none."""
+    pinned = pinned_run()
+    if pinned is None:
+        return "reproduction card: no recorded run is pinned to compare with"
+    made = card.card(run, pinned, load_ladder())
+    (run.path / "card.md").write_text(card.text(made, markdown=True))
+    (run.path / "card.json").write_text(summary.to_json(made) + "\n")
+    return f"reproduction card: {run.path / 'card.md'}: {claims.sentence(made.claims)}"
 
 
 def bottleneck_table(run: RunDir) -> str:

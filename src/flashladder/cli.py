@@ -19,6 +19,8 @@ from flashladder import (
     ablation,
     agreement,
     blocking,
+    card,
+    claims,
     doctor,
     emulation,
     machine,
@@ -27,6 +29,7 @@ from flashladder import (
     summary,
     tables,
     tune,
+    validate,
 )
 from flashladder import build as building
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
@@ -384,6 +387,76 @@ def summary_command(run: str | None, as_json: bool) -> None:
         click.echo(ablation.terminal_table(found))
 
 
+@main.command(name="claims")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def claims_command(run: str | None, as_json: bool) -> None:
+    """Hold every declared claim against a run: reproduced, not reproduced, not applicable or not measured.
+
+    The evidence run's number stands beside this run's. Exit code 12 when a claim is not reproduced.
+    """
+    found = rundir.find(run)
+    judged = claims.evaluate_run(claims.View(found, load_ladder()))
+    if as_json:
+        click.echo(summary.to_json(claims.report(found, judged)))
+    else:
+        click.echo(_wrapped(claims.table(judged)))
+        click.echo(f"run {found.info.id} on {found.info.machine.gpu}: {claims.sentence(judged)}")
+    if claims.counts(judged)["not reproduced"]:
+        sys.exit(Exit.NOT_REPRODUCED)
+
+
+@main.command(name="card")
+@click.argument("run", required=False)
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def card_command(run: str | None, markdown: bool, as_json: bool) -> None:
+    """One page on a run beside the pinned one: machines, order of the ladder, claims, ratios.
+
+    Exit code 12 when a claim is not reproduced.
+    """
+    made = card.card(rundir.find(run), rundir.find(), load_ladder())
+    click.echo(summary.to_json(made) if as_json else card.text(made, markdown=markdown).rstrip("\n"))
+    if made.counts["not reproduced"]:
+        sys.exit(Exit.NOT_REPRODUCED)
+
+
+def _wrapped(table: tables.Table) -> str:
+    """A table of sentences for a terminal."""
+    widths = {"statement": 56, "outcome": 40}
+    columns = [widths.get(name) for name in table.columns]
+    return tabulate(table.rows, table.columns, "simple", disable_numparse=True, maxcolwidths=columns)
+
+
+@main.command(name="validate")
+@click.argument("runs", nargs=-1)
+@click.option("--derived", is_flag=True, help="Judge the samples anew and compare every derived record.")
+@click.option("--seal", is_flag=True, help="Write the sums of a run in which nothing else is wrong (sums.json).")
+def validate_command(runs: tuple[str, ...], derived: bool, seal: bool) -> None:
+    """Look for every fault of recorded runs: schema, sums, counts, hashes, plausibility, medians. Default: all runs.
+
+    Each fault is a line with file and line number; exit code 13 when there is one.
+    """
+    found = [rundir.find(name) for name in runs] or rundir.recorded()
+    if not found:
+        raise FlashladderError("no run is recorded here; name a run directory")
+    faults = 0
+    with _bar("validate", "run") as progress:
+        for number, run in enumerate(found):
+            progress(number, len(found), run.path.name)
+            validation = validate.validate(run, load_ladder(), derived=derived, sealed=not seal)
+            for fault in validation.faults:
+                click.echo(str(fault))
+            faults += len(validation.faults)
+            if not validation.faults:
+                if seal:
+                    run.seal()
+                click.echo(f"{run.path}: {'sealed' if seal else 'valid'}: {validation.checked}")
+    if faults:
+        click.echo(f"flashladder: {faults} faults", err=True)
+        sys.exit(Exit.TAMPERED)
+
+
 @main.command(name="explain")
 @click.argument("rung")
 @click.argument("shape", required=False)
@@ -409,6 +482,8 @@ def ablation_command(**kwargs: Any) -> None:
     _measure(session)
     click.echo(ablation.terminal_table(session.run))
     click.echo(ablation.write_report(session.run, session.run.path, check_only=False))
+    click.echo(ablation.write_card(session.run))
+    session.run.seal()
     session.raise_on_failures()
 
 

@@ -82,7 +82,7 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
     comparisons = decide([c for arms in cells for c in _compare_cell(arms, ladder)], ladder)
     return [
         *(arm.stats for arms in cells for arm in arms),
-        *map(_roof_rate, run.roofs()),
+        *map(roof_rate, run.roofs()),
         *comparisons,
         *judge.bottlenecks(profiles, [a.stats for arms in cells for a in arms]),
         *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms], profiles),
@@ -171,8 +171,8 @@ class _Judge:
     def _stats(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> ArmStats:
         cell = timing.cell
         us = np.asarray(list(blocks.values())) / 1e3
-        device = _estimate(us)
-        host = _estimate(arm.host_us) if len(arm.host_us) >= MIN_SAMPLES else None
+        device = estimate(us)
+        host = estimate(arm.host_us) if len(arm.host_us) >= MIN_SAMPLES else None
         floor_us = 1e6 * flops.floor_s(cell, self.gpu) if self.gpu is not None else 0.0
         return ArmStats(
             cell=cell,
@@ -183,8 +183,8 @@ class _Judge:
             device_us=device,
             host_us=host,
             launch_bound=host.median > LAUNCH_BOUND * device.median if host is not None else None,
-            tflops=_rounded(flops.flops(cell) / device.median / 1e6),
-            roofline_pct=_rounded(100 * floor_us / device.median) if floor_us > 0 else None,
+            tflops=rounded(flops.flops(cell) / device.median / 1e6),
+            roofline_pct=rounded(100 * floor_us / device.median) if floor_us > 0 else None,
             slow_samples=int((us > SLOW * device.median).sum()),
         )
 
@@ -208,18 +208,21 @@ def _without_numbers(timing: CellTiming, arm: str, kind: Kind, status: Status, r
     return _Arm(ArmStats(cell=timing.cell, l2=timing.l2, arm=arm, kind=kind, status=status, reason=given), {})
 
 
-def _estimate(samples: ArrayLike) -> Estimate:
-    median, low, high = map(_rounded, stats.median_ci(samples))
+def estimate(samples: ArrayLike) -> Estimate:
+    """Median and interval as they are recorded."""
+    median, low, high = map(rounded, stats.median_ci(samples))
     return Estimate(median=median, ci=(low, high), n=int(np.size(np.asarray(samples))))
 
 
-def _rounded(x: float) -> float:
+def rounded(x: float) -> float:
+    """To the digits that are recorded."""
     return float(f"{x:.{_DIGITS}g}")
 
 
-def _roof_rate(roof: Roof) -> RoofRate:
+def roof_rate(roof: Roof) -> RoofRate:
+    """cuBLAS's rate, of its samples."""
     rates = 2 * roof.size**3 / np.asarray(roof.ns, dtype=np.float64) / 1e3
-    return RoofRate(dtype=roof.dtype, size=roof.size, tflops=_estimate(rates))
+    return RoofRate(dtype=roof.dtype, size=roof.size, tflops=estimate(rates))
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ def _compare_cell(arms: Sequence[_Arm], ladder: Ladder) -> list[Comparison]:
     result: list[Comparison] = []
     if control_arm(ladder) in timed and ladder.baseline in timed:
         control = _compare(timed[control_arm(ladder)], timed[ladder.baseline], "control", floor)
-        floor = _rounded(stats.practical_floor(control.ratio))
+        floor = rounded(stats.practical_floor(control.ratio))
         result.append(control)
     rungs = [rung for rung in ladder.rungs if rung.id in timed]
     peers = [name for name, arm in timed.items() if arm.stats.kind == "peer" and name != control_arm(ladder)]
@@ -258,10 +261,10 @@ def _compare(arm: _Arm, other: _Arm, relation: Relation, floor: float) -> Compar
     pair = stats.paired(_ns(arm, shared), _ns(other, shared))
     return comparison(
         verdict="ambiguous",
-        ratio=_rounded(pair.ratio),
-        ci=(_rounded(pair.ci[0]), _rounded(pair.ci[1])),
-        p=_rounded(pair.p),
-        cliffs_delta=_rounded(pair.cliffs_delta),
+        ratio=rounded(pair.ratio),
+        ci=(rounded(pair.ci[0]), rounded(pair.ci[1])),
+        p=rounded(pair.p),
+        cliffs_delta=rounded(pair.cliffs_delta),
     )
 
 
@@ -284,7 +287,7 @@ def decide(raw: list[Comparison], ladder: Ladder) -> list[Comparison]:
     for family in families.values():
         correction, adjust = _CORRECTIONS[raw[next(iter(family))].relation]
         for index, p in zip(family, adjust(list(family.values())), strict=True):
-            decided[index] = _with_verdict(raw[index], _rounded(float(p)), correction)
+            decided[index] = _with_verdict(raw[index], rounded(float(p)), correction)
     return decided
 
 
@@ -348,7 +351,7 @@ def _outcome(
         if ratio is None:
             return outcome(measured=None, outcome="not measured", note=why)
         low, high = prediction.ratio
-        return outcome(measured=_rounded(ratio), outcome="confirmed" if low <= ratio <= high else "refuted")
+        return outcome(measured=rounded(ratio), outcome="confirmed" if low <= ratio <= high else "refuted")
     if step is None or step.ratio is None or step.ci is None:
         return outcome(measured=None, outcome="not measured", note=_why_not(rung, step, states))
     low, high = prediction.ratio

@@ -10,6 +10,8 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_BETTER = 10
     REGRESSION = 11
+    NOT_REPRODUCED = 12
+    TAMPERED = 13
     BUILD = 20
     TIMEOUT = 21
     GRID = 22

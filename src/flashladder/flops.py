@@ -52,6 +52,11 @@ def floor_s(cell: Cell, gpu: Gpu) -> float:
     return max(flops(cell) / gpu.tensor_flops, compulsory_bytes(cell) / gpu.dram_bytes_per_s)
 
 
+def peak_flops(gpu: Gpu, max_sm_clock_mhz: int | None) -> float:
+    """The tensor cores' FLOP/s at the higher of the boost clock and `max_sm_clock_mhz`."""
+    return max(gpu.tensor_flops, gpu.tensor_flops_per_clk_sm * gpu.sms * (max_sm_clock_mhz or 0) * 1e6)
+
+
 def hard_floor_s(cell: Cell, gpu: Gpu, max_sm_clock_mhz: int | None, *, warm: bool) -> float:
     """Seconds that no right measurement can go below.
 
@@ -59,8 +64,7 @@ def hard_floor_s(cell: Cell, gpu: Gpu, max_sm_clock_mhz: int | None, *, warm: bo
     must come from DRAM, less one cacheful: rotated inputs may leave part of a set behind, and outputs may stay in the
     cache past the end of the timing. With a warm L2 DRAM gives no bound.
     """
-    at_max_clock = gpu.tensor_flops_per_clk_sm * gpu.sms * (max_sm_clock_mhz or 0) * 1e6
-    tensor = flops(cell) / max(gpu.tensor_flops, at_max_clock)
+    tensor = flops(cell) / peak_flops(gpu, max_sm_clock_mhz)
     if warm:
         return tensor
     return max(tensor, (input_bytes(cell) - gpu.l2_bytes) / gpu.dram_bytes_per_s)

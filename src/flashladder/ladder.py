@@ -174,7 +174,7 @@ class Ladder:
         return tuple(r for r in (*self.rungs, *self.variants) if r.id in chosen)
 
 
-def _load(file: Path, record: type[T]) -> T:
+def load_toml(file: Path, record: type[T]) -> T:
     try:
         return msgspec.convert(tomllib.loads(file.read_text()), record, strict=False)
     except FileNotFoundError as error:
@@ -188,7 +188,7 @@ def parse_ladder(file: Path, variants: Path | None = None) -> Ladder:
 
     Raises FlashladderError on unknown fields, duplicate ids or a parent that comes later.
     """
-    raw = _load(file, _LadderFile)
+    raw = load_toml(file, _LadderFile)
     rungs = _parse_rungs(file, raw.rung, "rung", ())
     ref = raw.reference
     cell = Cell(shape=ref.shape.shape(), dtype=ref.dtype, causal=ref.mask == "causal")
@@ -200,7 +200,7 @@ def parse_ladder(file: Path, variants: Path | None = None) -> Ladder:
     ladder = Ladder(rungs=rungs, reference=cell, baseline=ref.baseline, turns=tuple(turns))
     if variants is None:
         return ladder
-    ablation = _load(variants, _AblationFile)
+    ablation = load_toml(variants, _AblationFile)
     declared = _parse_rungs(variants, ablation.variant, "variant", rungs)
     return replace(ladder, variants=declared, variant_shapes=ablation.shapes)
 
@@ -232,7 +232,7 @@ def load_ladder() -> Ladder:
 
 @cache
 def load_shapes() -> dict[str, ShapeSet]:
-    sets = _load(paths.EXPERIMENTS / "shapes.toml", dict[str, _SetEntry])
+    sets = load_toml(paths.EXPERIMENTS / "shapes.toml", dict[str, _SetEntry])
     return {
         name: ShapeSet(name=name, l2=entry.l2, entries=tuple((e.shape(), e.masks) for e in entry.shapes))
         for name, entry in sets.items()
@@ -241,13 +241,13 @@ def load_shapes() -> dict[str, ShapeSet]:
 
 @cache
 def load_presets() -> dict[str, Preset]:
-    return _load(paths.EXPERIMENTS / "presets.toml", dict[str, Preset])
+    return load_toml(paths.EXPERIMENTS / "presets.toml", dict[str, Preset])
 
 
 @cache
 def load_tuning() -> Tuning:
     """Raises FlashladderError when a choice is no candidate of its head dimension."""
-    tuning = _load(paths.EXPERIMENTS / "tune.toml", Tuning)
+    tuning = load_toml(paths.EXPERIMENTS / "tune.toml", Tuning)
     names = {(c.head_dim, c.name) for c in tuning.candidate}
     for choice in tuning.choice:
         if (choice.head_dim, choice.blocking) not in names:
@@ -260,12 +260,12 @@ def load_tuning() -> Tuning:
 
 @cache
 def load_metrics() -> Metrics:
-    return _load(paths.EXPERIMENTS / "metrics.toml", Metrics)
+    return load_toml(paths.EXPERIMENTS / "metrics.toml", Metrics)
 
 
 @cache
 def load_gpus() -> tuple[Gpu, ...]:
-    return _load(paths.EXPERIMENTS / "gpus.toml", _GpuFile).gpu
+    return load_toml(paths.EXPERIMENTS / "gpus.toml", _GpuFile).gpu
 
 
 def gpu_named(name: str) -> Gpu | None:

@@ -305,6 +305,12 @@ class RunInfo(Record, frozen=True, kw_only=True):
     """Commits from which the run went on."""
 
 
+class Sums(Record, frozen=True, kw_only=True):
+    """sums.json: the files of a finished run, by name their SHA-256."""
+
+    files: dict[str, str]
+
+
 class KernelResources(Record, frozen=True, kw_only=True):
     """What the compiler gave one kernel on one architecture."""
 

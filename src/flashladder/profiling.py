@@ -160,12 +160,15 @@ def profile_cells(
             rate = rates.get(f"{spec.name}/{cell.shape.head_dim}", 0.0)
             estimate = rate * flops.flops(cell) * PASSES[wanted] * launches
             if (no := refusal(checks, spec.name, spec.sha256, cell)) is not None:
-                run.append("ncu", _without(empty, "not checked", no[1]))
+                left_out = _without(empty, "not checked", no[1])
             elif estimate > limit_s:
                 reason = f"its replays would take {estimate:.0f} s, the limit is {limit_s:g} s"
-                run.append("ncu", _without(empty, "too slow", reason))
+                left_out = _without(empty, "too slow", reason)
             else:
                 todo.append((spec, empty))
+                continue
+            if left_out not in profiles:
+                run.append("ncu", left_out)
         done = len(items) - len(todo)
         progress(done, len(items), "")
         for number, record in enumerate(profiler.profiles(todo), done + 1):

@@ -5,13 +5,15 @@ Every figure in the prose comes from a record or from the code that made it, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashladder import bottleneck, figures, stats, tables
+from flashladder import artifact, bottleneck, claims, figures, stats, tables
 from flashladder.agreement import TOLERANCE
+from flashladder.artifact import Section
 from flashladder.build import static_faults
+from flashladder.claims import Judged
 from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, legs, load_results
 from flashladder.errors import FlashladderError
 from flashladder.ladder import Ladder, Leg, load_presets, preset_cells
@@ -43,16 +45,29 @@ class _Document:
     checks: list[CheckRecord]
     figures: str
     """Folder of the figures, relative to the document, "" or with a final slash."""
+    judged: Sequence[Judged] = ()
+    others: tables.Table | None = None
 
 
-def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[str, bytes]:
-    """Path -> content of every generated file.
+def generate(
+    run: RunDir,
+    ladder: Ladder,
+    *,
+    readme: str | None = None,
+    judged: Sequence[Judged] = (),
+    others: tables.Table | None = None,
+    appendix: Sequence[Section] = (),
+) -> dict[str, bytes]:
+    """Path -> content of every generated file; what was made of the claims, of other machines' runs and of the
+    artifact appendix goes in where it is given.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat. Raises FlashladderError when the run has no diagnosis or the README lacks its markers.
     """
     folder = "" if readme is None else "paper/generated/"
-    document = _Document(run.info, load_results(run, ladder), run.builds(), run.agreements(), run.checks(), folder)
+    document = _Document(
+        run.info, load_results(run, ladder), run.builds(), run.agreements(), run.checks(), folder, judged, others
+    )
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document),
         f"{folder}headline.tex": _tex(tables.headline(document.results)),
@@ -61,6 +76,11 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
     for leg in legs(document.results):
         brief = _ablation(document, leg, reasons=False).without("change", *tables.RESOURCE_COLUMNS)
         texts[f"{folder}ablation_{leg.name}.tex"] = _tex(brief)
+    if judged:
+        texts[f"{folder}claims.tex"] = _claim_macros(judged)
+    if appendix:
+        texts["artifact.md" if readme is None else "docs/artifact.md"] = artifact.markdown(appendix, GENERATED)
+        texts[f"{folder}artifact.tex"] = artifact.latex(appendix, GENERATED)
     if readme is not None:
         texts[README] = _spliced(readme, _block(document))
     files = {path: text.encode() for path, text in texts.items()}
@@ -142,6 +162,7 @@ def _report(document: _Document) -> str:
         "the expected interval.",
         markdown(tables.predictions(results)),
         _image(document, "calibration"),
+        *_claims(document),
         *_evidence(document),
         *_leave_one_out(document),
         *_peers(document),
@@ -149,9 +170,34 @@ def _report(document: _Document) -> str:
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
         _image(document, "scaling"),
         *_agreement(document),
+        *_others(document),
         "## What has no numbers, and why",
         markdown(failures) if failures.rows else "Everything was timed in every cell.",
     )
+
+
+def _claims(document: _Document) -> list[str]:
+    """Every declared claim, with the evidence's number and this run's."""
+    if not document.judged:
+        return []
+    return [
+        "## Claims",
+        f"{claims.sentence(document.judged)}. Numbers in a statement are those of its evidence run; the whole "
+        "confidence interval must lie within the bounds. `flashladder claims RUN` holds them against another run.",
+        markdown(claims.table(document.judged)),
+    ]
+
+
+def _others(document: _Document) -> list[str]:
+    """Runs of the ladder on other machines."""
+    if document.others is None or not document.others.rows:
+        return []
+    return [
+        "## Other machines",
+        "Recorded runs of the ladder beside this one. Kendall's tau compares the order of the rungs' times that both "
+        "timed at a leg's cell: 1 is the same order. Claims are counted where the run has the records.",
+        markdown(document.others),
+    ]
 
 
 def _evidence(document: _Document) -> list[str]:
@@ -426,6 +472,22 @@ def _macros(document: _Document) -> str:
     }
     lines = [f"\\newcommand{{\\fl{name}}}{{{latex_escape(value)}}}" for name, value in values.items()]
     return "\n".join([f"% {GENERATED} Times in microseconds at the reference cell.", *lines]) + "\n"
+
+
+CLAIM_MACROS = r"""\newcommand{\flclaim}[1]{\ifcsname flclaim:#1\endcsname\csname flclaim:#1\endcsname\else
+  \errmessage{experiments/claims.toml has no claim #1}\fi}
+\newcommand{\flclaimtext}[1]{\ifcsname flclaimtext:#1\endcsname\csname flclaimtext:#1\endcsname\else
+  \errmessage{experiments/claims.toml has no claim #1}\fi}"""
+"""\\flclaim{ID} is a claim's number, \\flclaimtext{ID} its sentence: what the paper says is a row or an error."""
+
+
+def _claim_macros(judged: Sequence[Judged]) -> str:
+    lines = [f"% {GENERATED}", CLAIM_MACROS]
+    for j in judged:
+        value = latex_escape(claims.shown_number(j.evidence.value, j.evidence.counts))
+        lines.append(f"\\expandafter\\def\\csname flclaim:{j.id}\\endcsname{{{value}}}")
+        lines.append(f"\\expandafter\\def\\csname flclaimtext:{j.id}\\endcsname{{{latex_escape(j.statement)}}}")
+    return "\n".join(lines) + "\n"
 
 
 def _us(results: Results, name: str | None) -> str:

@@ -7,6 +7,7 @@ the same key replace earlier ones.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, NcuRecord, Roof, RunInfo
+from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, NcuRecord, Roof, RunInfo, Sums
 
 T = TypeVar("T")
 
@@ -32,17 +33,20 @@ STAGES: dict[str, object] = {
 }
 
 
+INFO = "run.json"
+SUMS = "sums.json"
+
+
 @dataclass(frozen=True)
 class RunDir:
     path: Path
 
     @property
     def info(self) -> RunInfo:
-        return _decode(self.path / "run.json", (self.path / "run.json").read_bytes(), RunInfo)
+        return _decode(self.path / INFO, (self.path / INFO).read_bytes(), RunInfo)
 
     def write_info(self, info: RunInfo) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        _replace(self.path / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
+        self._write(self.path / INFO, _indented(info))
 
     def _file(self, stage: str) -> Path:
         return self.path / f"{stage}.jsonl"
@@ -84,9 +88,10 @@ class RunDir:
         return self._read("diagnosis", Diagnosis)  # type: ignore[arg-type]
 
     def append(self, stage: str, record: msgspec.Struct) -> None:
-        """Add one record. A record cut off earlier is dropped first."""
+        """Add one record. A record cut off earlier is dropped first, and the seal with it."""
         assert stage in STAGES, stage
         self.path.mkdir(parents=True, exist_ok=True)
+        self._unseal()
         with self._file(stage).open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
@@ -97,7 +102,43 @@ class RunDir:
 
     def replace(self, stage: str, records: Iterable[msgspec.Struct]) -> None:
         """Write a derived stage whole, atomically."""
-        _replace(self._file(stage), b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+        self._write(self._file(stage), b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+
+    # --- the seal ---
+
+    @property
+    def files(self) -> list[Path]:
+        """run.json and the files of the stages that there are."""
+        named = [self.path / INFO, *map(self._file, STAGES)]
+        return [file for file in named if file.exists()]
+
+    @property
+    def sums(self) -> Sums | None:
+        """What the files were when the run was sealed; None when it is not, or has changed since by way of here."""
+        file = self.path / SUMS
+        return _decode(file, file.read_bytes(), Sums) if file.exists() else None
+
+    def seal(self) -> None:
+        """Record the sum of every file: the run is finished."""
+        _replace(self.path / SUMS, _indented(Sums(files={file.name: sha256_of(file) for file in self.files})))
+
+    def _unseal(self) -> None:
+        (self.path / SUMS).unlink(missing_ok=True)
+
+    def _write(self, file: Path, data: bytes) -> None:
+        """Replace a file whole; what is right already is left alone, and the seal with it."""
+        if file.exists() and file.read_bytes() == data:
+            return
+        self._unseal()
+        _replace(file, data)
+
+
+def sha256_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _indented(record: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def _decode(file: Path, data: bytes, record: type[T], line: int | None = None) -> T:
@@ -136,6 +177,11 @@ def find(name: str | None = None) -> RunDir:
         return RunDir(found[0])
     known = ", ".join(str(p.parent.relative_to(paths.RESULTS)) for p in sorted(paths.RESULTS.glob("*/*/run.json")))
     raise FlashladderError(f"no run {name!r} under {paths.RESULTS}; known runs: {known or 'none'}")
+
+
+def recorded() -> list[RunDir]:
+    """Every run under the results folder, in the order of their paths."""
+    return [RunDir(file.parent) for file in sorted(paths.RESULTS.glob(f"*/*/{INFO}"))]
 
 
 def pinned_id() -> str | None:

@@ -127,7 +127,7 @@ def _findings(results: Results) -> Iterator[FindingRow]:
             )
 
 
-def to_json(value: Summary) -> str:
+def to_json(value: Record) -> str:
     """Strict JSON, indented, without a final newline."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 

@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flashladder import ablation, diagnose, machine, paths, report, rundir, summary, tables
+from flashladder.claims import load_claims
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit
-from flashladder.ladder import load_ladder
+from flashladder.ladder import load_ladder, load_presets
 from flashladder.model import ArmStats, Comparison
 from tests.unit.synthetic import diagnosed, write_run
 
@@ -106,6 +107,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> r
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "experiments" / "results")
     monkeypatch.setattr(paths, "PAPER", tmp_path / "paper")
     (tmp_path / "README.md").write_text(f"# x\n{report.BEGIN}\n{report.END}\n")
+    (tmp_path / "uv.lock").write_text("version = 1\n")
     run = diagnosed(tmp_path / "experiments" / "results" / "h100" / "2026-full")
     (tmp_path / "paper").mkdir()
     if pin:
@@ -149,6 +151,20 @@ def test_ablation_without_a_gpu_says_so_first_and_last(tmp_path: Path, monkeypat
         f"No GPU here: nothing is timed. The numbers are those recorded on {run.info.machine.gpu}, run {run.info.id}."
     )
     assert (tmp_path / "OPTIMIZATION_REPORT.md").exists()
+
+
+def test_ablation_with_a_gpu_ends_with_report_card_and_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = _repository(tmp_path, monkeypatch, pin=True)
+    run = diagnosed(tmp_path / "mine")
+    session = ablation.Session(run, load_ladder(), (), {}, load_presets()["quick"], 0, [])
+    monkeypatch.setattr(machine, "gpu_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr(ablation, "open_session", lambda _: session)
+    monkeypatch.setattr("flashladder.cli._measure", lambda _: None)
+    result = _invoke("ablation")
+    assert result.exit_code == 0, result.stderr
+    assert {"report.md", "card.md", "card.json", "sums.json"} <= {file.name for file in run.path.iterdir()}
+    assert f"reproduction card: {run.path / 'card.md'}: {len(load_claims())} claims" in result.output
+    assert f"beside the pinned {pinned.info.id}" in (run.path / "card.md").read_text()
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from flashladder import report
+from flashladder.artifact import Section
+from flashladder.claims import Claim, Order, View, evaluate
 from flashladder.errors import FlashladderError
 from flashladder.figures import FIGURES, PUBLISHED
 from flashladder.ladder import load_presets, preset_cells
 from flashladder.rundir import RunDir
+from flashladder.tables import Table
 from tests.unit import synthetic as made
 
 replace = msgspec.structs.replace
@@ -120,6 +123,29 @@ def test_a_complete_run_says_nothing_of_it(tmp_path: Path) -> None:
     text = report.generate(run, made.LADDER)["report.md"].decode()
     assert "incomplete" not in text
     assert "No cell of the headline set was measured in this run." in text
+
+
+def test_claims_other_machines_and_the_appendix_go_in_where_they_are_given(run: RunDir) -> None:
+    view = View(run, made.LADDER)
+    claim = Claim(
+        id="r03", text="gains {value} x", predicate=Order(arm="r03_warp_reduce", verdict="faster"), archs=("sm_90a",)
+    )
+    judged = evaluate([claim], view, lambda _: view)
+    others = Table(("run", "GPU"), (("l4/x", "NVIDIA L4"),))
+    appendix = (Section("Abstract", ("Words.",)),)
+    full = report.generate(run, made.LADDER, readme=README, judged=judged, others=others, appendix=appendix)
+    more = {f"paper/generated/{name}.tex" for name in ("artifact", "claims")}
+    assert set(full) == {"OPTIMIZATION_REPORT.md", "README.md", "docs/artifact.md", *GENERATED, *more}
+    macros = full["paper/generated/claims.tex"].decode()
+    assert re.search(r"\\csname flclaim:r03\\endcsname\{\d\.\d+\}$", macros, re.MULTILINE)
+    assert re.search(r"\\csname flclaimtext:r03\\endcsname\{gains \d\.\d+ x\}$", macros, re.MULTILINE)
+    text = full["OPTIMIZATION_REPORT.md"].decode()
+    assert re.search(r"## Claims\n\n1 claim: 1 reproduced\. .*\| r03 +\| gains \d\.\d+ x +\| faster", text, re.DOTALL)
+    assert re.search(r"## Other machines\n.*\| l4/x +\| NVIDIA L4 +\|", text, re.DOTALL)
+    assert "## Abstract\n\nWords." in full["docs/artifact.md"].decode()
+    none = report.generate(run, made.LADDER, others=Table(("run",), ()))["report.md"].decode()
+    assert "## Claims" not in none
+    assert "## Other machines" not in none
 
 
 def test_macros_are_commands_of_letters_only(flat: dict[str, bytes]) -> None:
