@@ -108,8 +108,12 @@ def gencode(archs: Sequence[str]) -> list[str]:
 
     sm_86 and sm_89 share sm_80's PTX: rungs use nothing newer.
     """
-    virtual = {"sm_86": "compute_80", "sm_89": "compute_80"}
-    return [f"-gencode=arch={virtual.get(a, a.replace('sm', 'compute'))},code={a}" for a in archs]
+    return [f"-gencode=arch={virtual_arch(arch)},code={arch}" for arch in archs]
+
+
+def virtual_arch(arch: str) -> str:
+    """The compute_NN whose PTX becomes the machine code of `arch`."""
+    return "compute_80" if arch in ("sm_86", "sm_89") else arch.replace("sm", "compute")
 
 
 def target(rung_id: str, source: Path, archs: Sequence[str]) -> Target:
