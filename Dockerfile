@@ -15,15 +15,14 @@ ARG UV_SYSTEM_CERTS
 RUN python3 -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r uv.txt \
     && UV_PROJECT_ENVIRONMENT=/opt/venv /opt/uv/bin/uv sync --locked --no-dev ${EXTRAS} \
-    --no-install-project --no-cache --no-python-downloads \
+    --no-install-project --no-cache --no-python-downloads --compile-bytecode \
     && rm -rf /opt/uv uv.txt
 # Any user may be given: HOME is writable by all, and torch finds a user's name where no password file has one.
 RUN mkdir -p /home/flashladder /results && chmod 1777 /home/flashladder /results
 ENV HOME=/home/flashladder \
     USER=flashladder \
     PATH=/opt/venv/bin:${PATH} \
-    PYTHONPATH=/opt/flashladder/src \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONPATH=/opt/flashladder/src
 COPY container/flashladder /usr/local/bin/flashladder
 
 # --- the kernels: made anew when a source changes, not when a page does ---
@@ -34,7 +33,9 @@ COPY src src
 ARG ARCHS="sm_80 sm_86 sm_89 sm_90a compute_80"
 ARG PREBUILD="--variants"
 # hadolint ignore=SC2086
-RUN FLASHLADDER_ARCHS="${ARCHS}" flashladder build ${PREBUILD} && find build -name '*.o' -delete
+RUN FLASHLADDER_ARCHS="${ARCHS}" flashladder build ${PREBUILD} \
+    && find build -name '*.o' -delete \
+    && chmod -R a+rwX build
 
 # --- the image ---
 FROM wheels

@@ -180,7 +180,7 @@ def check(todo: Sequence[Job]) -> list[str]:
     faults = []
     _library()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        running = {pool.submit(_compile, job): job for job in todo}
+        running = {pool.submit(_compile, job): job for job in todo[::-1]}  # the last have the most kernels
         for number, done in enumerate(as_completed(running), 1):
             job = running[done]
             try:
