@@ -208,6 +208,8 @@ def verify(run: str | None, rungs: tuple[str, ...], variants: bool, libraries: b
     if libraries and (said := verifying.other_host(reference)):
         click.echo(said)
         libraries = False
+    if gone := verifying.undeclared(reference, load_ladder()):
+        click.echo(f"not declared any more, so not compared: {', '.join(gone)}")
     chosen = verifying.choose(reference, _rungs(rungs, variants or run is not None), missing_is_error=run is None)
     with _bar("verify", "step") as progress:
         found = verifying.rebuild(chosen, nvcc, libraries=libraries, progress=progress)

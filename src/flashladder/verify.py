@@ -19,6 +19,7 @@ import msgspec
 from flashladder import build as building
 from flashladder import ninja, paths
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, FlashladderError
+from flashladder.ladder import Ladder
 from flashladder.model import BuildRecord, Rung, RungSums, Sums
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
@@ -183,6 +184,11 @@ def choose(reference: Reference, rungs: Sequence[Rung], *, missing_is_error: boo
             "or name others with --rung"
         )
     return [(rung, list(reference.rungs[rung.id].cubins)) for rung in rungs if rung.id in reference.rungs]
+
+
+def undeclared(reference: Reference, ladder: Ladder) -> list[str]:
+    """What the reference holds and no declaration names any more."""
+    return sorted(reference.rungs.keys() - {rung.id for rung in (*ladder.rungs, *ladder.variants)})
 
 
 def other_host(reference: Reference) -> str | None:

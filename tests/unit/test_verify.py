@@ -70,6 +70,11 @@ def test_a_rung_that_does_not_compile_is_named(tree: Path) -> None:
         verify.rebuild(verify.choose(reference, [CHEAP], missing_is_error=True), nvcc)
 
 
+def test_what_is_not_declared_any_more_is_named() -> None:
+    assert verify.undeclared(_reference(sm_80="a"), LADDER) == ["x"]
+    assert verify.undeclared(verify.repository()[0], LADDER) == []
+
+
 def test_every_difference_is_named_with_both_sums() -> None:
     reference = _reference(sm_80="a", sm_90a="b")
     same = {"x": RungSums(cubins={"sm_80": "a", "sm_90a": "b"}, library="l")}
