@@ -1,6 +1,7 @@
 """Sessions are one command each; `uvx nox -s NAME` makes the environment from the lock and runs it."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -40,6 +41,28 @@ def mutants(session: nox.Session) -> None:
     """Delete every synchronisation of every rung, which the emulator must notice; and run every variant on it."""
     _install(session)
     session.run("pytest", "-n", "auto", "-m", "mutants", *session.posargs)
+
+
+@nox.session
+def cuda12(session: nox.Session) -> None:
+    """Compile the device code of every rung and variant with CUDA 12.8 (NVRTC). Some alone: -- r13 r22."""
+    _install(session, "--no-dev", "--group=cuda-check")
+    session.run("python", "-m", "flashladder.nvrtc", *session.posargs)
+
+
+@nox.session
+def container(session: nox.Session) -> None:
+    """Build the image and run it, where a container engine answers. Another command: -- check --preset quick."""
+    session.run_install(
+        "uv", "sync", "--locked", "--only-group=container", env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location}
+    )
+    session.run("python", "container/run.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def container_steps(session: nox.Session) -> None:
+    """Build the Dockerfile's steps without an engine, on a stand-in for its base, and run commands inside."""
+    session.run(sys.executable, "container/steps.py", *session.posargs)
 
 
 def _kernel_sources(session: nox.Session) -> list[str]:

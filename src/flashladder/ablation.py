@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -114,14 +116,25 @@ def profile_selection(selection: Selection) -> Selection:
 
 
 def target_archs(asked: Sequence[str]) -> tuple[str, ...]:
-    """The architectures to build for: those asked for, else the GPU present, else all that the project supports."""
+    """The architectures to build for: those asked for, else the GPU present, else all that the project supports.
+
+    FLASHLADDER_ARCHS asks where the user does not: an image sets it to those that its libraries were built for.
+    """
+    asked = asked or os.environ.get("FLASHLADDER_ARCHS", "").split()
     if asked:
-        unknown = [a for a in asked if not a.startswith("sm_")]
+        unknown = [a for a in asked if not re.fullmatch(r"(sm|compute)_\d+a?", a)]
         if unknown:
-            raise FlashladderError(f"no architecture {unknown[0]!r}; expected sm_NN, such as {building.ALL_ARCHS[-1]}")
+            raise FlashladderError(
+                f"no architecture {unknown[0]!r}; expected sm_NN, such as {building.ALL_ARCHS[-1]}, or compute_NN (PTX)"
+            )
         return tuple(asked)
     present = machine.gpu_arch()
     return (present,) if present else building.ALL_ARCHS
+
+
+def runnable(rungs: Sequence[Rung], arch: str | None) -> list[Rung]:
+    """Those that a GPU of `arch` can run: a library for several architectures may hold nothing for it."""
+    return [r for r in rungs if arch is None or r.runs_on(arch)]
 
 
 @dataclass
@@ -143,7 +156,7 @@ class Session:
     def build(self, progress: Progress) -> None:
         """Build for this GPU; raises BuildError when no rung builds."""
         prepare(CHECKERS + 1)  # and one to time
-        self.builds, specs = build_rungs(self.run, self.rungs, target_archs(()), progress)
+        self.builds, specs = build_rungs(self.run, runnable(self.rungs, machine.gpu_arch()), target_archs(()), progress)
         if self.rungs and not specs:
             reasons = "; ".join(f"{r.rung}: {r.reason}" for r in self.builds)
             raise BuildError(f"no rung was built: {reasons or 'none supports this GPU'}")

@@ -32,10 +32,11 @@ from flashladder import (
     validate,
 )
 from flashladder import build as building
+from flashladder import verify as verifying
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
 from flashladder.ladder import load_ladder, load_presets, load_tuning
-from flashladder.model import DTYPES, MASKS, MetricSet, Prediction, Tuning
+from flashladder.model import DTYPES, MASKS, MetricSet, Prediction, Rung, Tuning
 from flashladder.ninja import Progress
 from flashladder.stages import build_rungs
 
@@ -83,6 +84,16 @@ def _rung_filter(command: F) -> F:
         "--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable."
     )
     return option(command)
+
+
+def _variants_option(command: F) -> F:
+    return click.option("--variants", is_flag=True, help="The leave-one-out variants too.")(command)
+
+
+def _rungs(names: tuple[str, ...], variants: bool) -> tuple[Rung, ...]:
+    """The rungs that are named, or all of the ladder; with `variants` those as well where none is named."""
+    ladder = load_ladder()
+    return ladder.select(names) + (ladder.variants if variants and not names else ())
 
 
 def _cell_filters(command: F) -> F:
@@ -162,20 +173,53 @@ def _claim(p: Prediction) -> str:
 @main.command()
 @_rung_filter
 @click.option("--arch", "archs", multiple=True, metavar="sm_NN", help="Architecture; default: the GPU present, or all.")
-@click.option("--update-lock", is_flag=True, help="Write the resource lock of this compiler instead of comparing.")
-def build(rungs: tuple[str, ...], archs: tuple[str, ...], update_lock: bool) -> None:
+@_variants_option
+@click.option(
+    "--update-lock", is_flag=True, help="Write this compiler's resource lock and its sums instead of comparing."
+)
+def build(rungs: tuple[str, ...], archs: tuple[str, ...], variants: bool, update_lock: bool) -> None:
     """Compile the rungs, show their resources, compare them with the resource lock."""
-    chosen = load_ladder().select(rungs)
+    chosen = _rungs(rungs, variants)
     with _bar("build", "step") as progress:
         records, _ = build_rungs(None, chosen, ablation.target_archs(archs), progress)
     click.echo(ablation.resource_table(records))
     ablation.raise_on_build_faults(chosen, records)
     if not records:
         raise BuildError(f"no chosen rung runs on {', '.join(archs)}; see min_arch in experiments/ladder.toml")
+    of_ladder = {rung.id for rung in chosen if rung.kind == "rung"}
+    locked = [r for r in records if r.rung in of_ladder]  # variants have no resource lock
     if update_lock:
-        click.echo(f"wrote {building.write_lock(records)}")
-    else:
-        click.echo(building.check_lock(records))
+        if locked:
+            click.echo(f"wrote {building.write_lock(locked)}")
+        click.echo(f"wrote {verifying.write_sums(verifying.sums_of(records), records[0].compiler)}")
+    elif locked:
+        click.echo(building.check_lock(locked))
+
+
+@main.command()
+@click.argument("run", required=False)
+@_rung_filter
+@_variants_option
+@click.option("--libraries", is_flag=True, help="Compare the whole libraries too, where the host's tools are the same.")
+def verify(run: str | None, rungs: tuple[str, ...], variants: bool, libraries: bool) -> None:
+    """Compile everything anew in an empty folder and compare its SHA-256 with the repository's. Needs no GPU.
+
+    With RUN, a run directory or id: with what that run recorded of its machine code.
+    """
+    reference, nvcc, choice = verifying.repository() if run is None else verifying.recorded(rundir.find(run))
+    click.echo(choice)
+    if libraries and (said := verifying.other_host(reference)):
+        click.echo(said)
+        libraries = False
+    if gone := verifying.undeclared(reference, load_ladder()):
+        click.echo(f"not declared any more, so not compared: {', '.join(gone)}")
+    chosen = verifying.choose(reference, _rungs(rungs, variants or run is not None), missing_is_error=run is None)
+    with _bar("verify", "step") as progress:
+        found = verifying.rebuild(chosen, nvcc, libraries=libraries, progress=progress)
+    click.echo(verifying.compare(reference, found))
+    pinned = ablation.pinned_run()
+    if run is None and pinned is not None:
+        click.echo(verifying.measured_by(pinned, reference.compiler, found))
 
 
 def _emulation_options(command: F) -> F:
@@ -492,11 +536,12 @@ def _without_gpu(selection: ablation.Selection) -> None:
     ablation.select_cells(selection)  # a wrong filter is an error here too
     statement = ablation.recorded_statement()
     click.echo(statement)
+    archs = ablation.target_archs(())
     with _bar("build", "step") as progress:
-        records, _ = build_rungs(None, chosen, building.ALL_ARCHS, progress)
+        records, _ = build_rungs(None, chosen, archs, progress)
     ablation.raise_on_build_faults(chosen, records)
     kernels = sum(len(r.kernels) for r in records)
-    click.echo(f"built {len(records)} rungs, {kernels} kernels for {', '.join(building.ALL_ARCHS)}; one change a rung")
+    click.echo(f"built {len(records)} rungs, {kernels} kernels for {', '.join(archs)}; one change a rung")
     click.echo(building.check_lock(records))
     on_cpu = replace(selection, out=None, shapes=(), masks=("causal",))
     _check_on_cpu(emulation.open_check(on_cpu, Options(seed=selection.seed), emulation.quick_cases(on_cpu)))

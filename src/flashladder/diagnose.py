@@ -195,7 +195,7 @@ class _Judge:
     def _absence(self, rung: Rung, cell: Cell) -> tuple[Status, str]:
         arch, build = self.machine.arch, self.builds.get(rung.id)
         if arch is not None and not rung.runs_on(arch):
-            return "unsupported", f"needs sm_{rung.min_arch}, the device is {arch}"
+            return "unsupported", f"needs {rung.needed_arch}, the device is {arch}"
         if build is None:
             return "skipped", "not part of this run"
         if build.status == "failed":

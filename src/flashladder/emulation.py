@@ -18,14 +18,13 @@ from flashladder.emulator.library import build_emulated, emulated_target, requir
 from flashladder.errors import Exit, FlashladderError
 from flashladder.inputs import Case, Family, edge_cases
 from flashladder.ladder import load_ladder
-from flashladder.model import Agreement, CheckRecord, DtypeName, Rung
+from flashladder.model import HOPPER, Agreement, CheckRecord, DtypeName, Rung
 from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.stages import check_items, compare_with_emulator, library_spec
 from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
-HOPPER = 90
 MAX_WORK, MAX_WIDE_WORK = 4_000_000, 12_000_000
 """Largest batch x heads x rows x keys x head_dim, tiles filled up: about two seconds on a core, races looked for.
 

@@ -155,7 +155,7 @@ def fingerprint() -> Machine:
         torch_cuda=torch_cuda,
         cudnn=cudnn,
         nvcc=nvcc,
-        container=os.environ.get("FLASHLADDER_IMAGE_DIGEST"),
+        container=os.environ.get("FLASHLADDER_IMAGE_DIGEST") or None,
         peers=peers.versions(),
     )
 

@@ -20,6 +20,8 @@ Arithmetic = Literal["fp32", "tensor_cores", "half_scores"]
 Verdict = Literal["faster", "slower", "same", "ambiguous", "insufficient samples"]
 Status = Literal["timed", "failed", "unsupported", "skipped", "not installed"]
 
+HOPPER = 90
+"""min_arch of the rungs with Hopper's own instructions."""
 DTYPES: tuple[DtypeName, ...] = ("fp16", "bf16")
 MASKS: tuple[Mask, ...] = ("full", "causal")
 
@@ -102,8 +104,15 @@ class Rung(Record, frozen=True, kw_only=True):
             return "half_scores"
         return "tensor_cores" if self.has_tensor_cores else "fp32"
 
+    @property
+    def needed_arch(self) -> str:
+        """The least architecture, or Hopper's own: its instructions are in no other."""
+        return f"sm_{self.min_arch}" if self.min_arch < HOPPER else "sm_90a"
+
     def runs_on(self, arch: str) -> bool:
-        """Whether the rung can be built for `arch` (sm_NN or sm_NNa)."""
+        """Whether the rung can be built for `arch` (sm_NN, sm_NNa, or compute_NN: PTX)."""
+        if self.min_arch >= HOPPER:
+            return arch == self.needed_arch
         return int(re.sub(r"\D", "", arch)) >= self.min_arch
 
 
@@ -337,6 +346,25 @@ class BuildRecord(Record, frozen=True, kw_only=True):
     archs: tuple[str, ...]
     config: dict[str, int] = {}
     kernels: tuple[KernelResources, ...] = ()
+
+
+class RungSums(Record, frozen=True, kw_only=True):
+    """SHA-256 of what a rung compiles to."""
+
+    cubins: dict[str, str]
+    """By architecture, as BuildRecord.cubins."""
+    library: str | None = None
+    """Of the library for exactly these architectures; None: not summed."""
+
+
+class Sums(Record, frozen=True, kw_only=True):
+    """kernel/resources/COMPILER.sums.json."""
+
+    about: str
+    compiler: str
+    host: tuple[str, ...]
+    """What else the libraries are made with: C++ compiler, linker, binding."""
+    rungs: dict[str, RungSums]
 
 
 class Errors(Record, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Runs a ninja build graph in the repository's root."""
+"""Runs a ninja build graph in the repository's root, or another."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ def relative(path: Path) -> str:
     return os.path.relpath(path, paths.ROOT).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def run(lines: Sequence[str], name: str, progress: Progress = silent) -> str:
+def run(lines: Sequence[str], name: str, progress: Progress = silent, root: Path | None = None) -> str:
     """Build everything that `lines` describe, going on past failures, and return what ninja said.
 
-    The caller sees what failed by what does not exist: rules must create their output whole or not at all.
+    The caller sees what failed by what does not exist: rules must create their output whole or not at all. `root` holds
+    build/ and what the lines name; default: the repository's.
     """
-    paths.BUILD.mkdir(exist_ok=True)
-    with (paths.BUILD / ".lock").open("w") as lock:
+    root = root or paths.ROOT
+    (root / "build").mkdir(exist_ok=True)
+    with (root / "build" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would write the same outputs
-        return _run(lines, name, progress)
+        return _run(lines, name, progress, root)
 
 
-def _run(lines: Sequence[str], name: str, progress: Progress) -> str:
-    file = paths.BUILD / f"{name}.ninja"
+def _run(lines: Sequence[str], name: str, progress: Progress, root: Path) -> str:
+    file = root / "build" / f"{name}.ninja"
     file.write_text("\n".join(["builddir = build", *lines]) + "\n")
-    command = [find_ninja(), "-k", "0", "-f", str(file.relative_to(paths.ROOT))]
+    command = [find_ninja(), "-k", "0", "-f", str(file.relative_to(root))]
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
     output = []
     with subprocess.Popen(
-        command, cwd=paths.ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

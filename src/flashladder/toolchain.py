@@ -47,6 +47,21 @@ def _new_enough(version: str) -> bool:
 @cache
 def find_nvcc() -> Nvcc:
     """The first nvcc of at least MIN_NVCC. Raises BuildError naming every place looked at."""
+    found, looked = _look_for_nvcc()
+    if found:
+        return found[0]
+    wanted = ".".join(map(str, MIN_NVCC))
+    raise BuildError(f"no nvcc >= {wanted}: looked at {', '.join(looked)}; set CUDA_HOME or run 'uv sync'")
+
+
+def find_nvccs() -> list[Nvcc]:
+    """Every nvcc of at least MIN_NVCC, the one that builds first."""
+    return _look_for_nvcc()[0]
+
+
+def _look_for_nvcc() -> tuple[list[Nvcc], list[str]]:
+    """Those that are new enough, and the places without one."""
+    found: list[Nvcc] = []
     looked: list[str] = []
     candidates: list[tuple[Path, tuple[Path, ...]]] = []
     if home := os.environ.get("CUDA_HOME"):
@@ -57,10 +72,10 @@ def find_nvcc() -> Nvcc:
     for path, library_dirs in candidates:
         version = _version(path)
         if version and _new_enough(version):
-            return Nvcc(path, version, library_dirs)
-        looked.append(f"{path} ({version or 'not found'})")
-    wanted = ".".join(map(str, MIN_NVCC))
-    raise BuildError(f"no nvcc >= {wanted}: looked at {', '.join(looked)}; set CUDA_HOME or run 'uv sync'")
+            found.append(Nvcc(path, version, library_dirs))
+        else:
+            looked.append(f"{path} ({version or 'not found'})")
+    return found, looked
 
 
 @cache

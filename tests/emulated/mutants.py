@@ -10,14 +10,14 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from flashladder import check, emulation, paths, sass
+from flashladder import check, paths, sass
 from flashladder.arms import ArmSpec
 from flashladder.arrays import HostMemory
 from flashladder.build import INCLUDE, built_objects, source_closure
 from flashladder.emulator.device import EmulatedMemory, Emulator, Options, emulated_arm
 from flashladder.emulator.library import build_emulated, emulated_target, require
 from flashladder.inputs import Case
-from flashladder.model import CheckRecord, Rung
+from flashladder.model import HOPPER, CheckRecord, Rung
 from flashladder.toolchain import find_cuda_tool
 
 SEED = 9
@@ -105,7 +105,7 @@ def refused_by_ptxas(library: Path, rung: Rung) -> bool:
 
     It follows the accumulators of wgmma, whose values the emulator has at once.
     """
-    arch = "sm_90a" if rung.min_arch >= emulation.HOPPER else "sm_80"
+    arch = "sm_90a" if rung.min_arch >= HOPPER else "sm_80"
     ptxas = find_cuda_tool("ptxas")
     assert ptxas is not None
     said = subprocess.run(

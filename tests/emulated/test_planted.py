@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import emulation, paths
+from flashladder import paths
 from flashladder.emulator.device import SCHEDULES, SMS, Options
 from flashladder.inputs import edge_cases
 from flashladder.ladder import load_ladder
+from flashladder.model import HOPPER
 from tests.emulated import mutants
 
 LADDER = load_ladder()
@@ -75,7 +76,7 @@ def test_every_synchronisation_is_needed(rung: str, tmp_path: Path) -> None:
     plans = LADDER.has(LADDER[rung], "splits")
     persists = LADDER.has(LADDER[rung], "persistent")
     options = [replace(o, multiprocessors=sms) for o in OPTIONS for sms in (SMS if plans or persists else SMS[:1])]
-    cases = [*WIDE, *CASES] if LADDER[rung].min_arch >= emulation.HOPPER else CASES
+    cases = [*WIDE, *CASES] if LADDER[rung].min_arch >= HOPPER else CASES
     found = [mutants.Mutant(LADDER[rung], "itself", source), *mutants.without_each_synchronisation(LADDER[rung])]
     itself, *libraries = mutants.build(found, tmp_path)
     survivors = [

@@ -16,7 +16,7 @@ from flashladder.arrays import HostMemory
 from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
-from flashladder.model import Cell, Shape
+from flashladder.model import HOPPER, Cell, Shape
 
 SEED = 3
 LADDER = load_ladder()
@@ -80,7 +80,7 @@ def _share(schedule: Schedule) -> Iterator[Case]:
 def test_a_rung_is_right_and_free_of_races(built: emulation.CpuCheck, rung: str, schedule: Schedule) -> None:
     one = _open(built, rung, Options(schedule=schedule, async_timing="random", seed=SEED))
     slow = one.config["access_bytes"] < 16
-    slower = LADDER[rung].min_arch < emulation.HOPPER
+    slower = LADDER[rung].min_arch < HOPPER
     thorough = rung in BOTH_TYPES or not slower
     for case in _share(schedule):
         if not emulation.concerns(case, LADDER[rung]) or (rung not in BOTH_TYPES and not _is_first_type(case)):

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from flashladder import check, native
 from flashladder.arms import LoadedArm
 from flashladder.arrays import CudaMemory
-from flashladder.emulation import HOPPER as HOPPER_ARCH
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
+from flashladder.model import HOPPER as HOPPER_ARCH
 from flashladder.model import Cell, Shape
 from tests.random_cases import cases
 

@@ -10,8 +10,8 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from flashladder import blocking, build, native, paths, toolchain, tune
-from flashladder.errors import BuildError, DriftError
+from flashladder import ablation, blocking, build, machine, native, paths, toolchain, tune, verify
+from flashladder.errors import BuildError, DriftError, FlashladderError
 from flashladder.ladder import load_ladder, load_tuning
 from flashladder.model import Blocking, BuildRecord, Cell, KernelResources, Rung
 from flashladder.rundir import RunDir
@@ -123,6 +123,19 @@ def test_resources_match_the_lock(built: list[BuildRecord]) -> None:
         assert said.startswith(f"{sum(len(r.kernels) for r in built)} kernels match")
 
 
+def test_a_lock_says_nothing_of_an_architecture_that_it_does_not_hold(tree: Copy) -> None:
+    build.write_lock([_record(64)])
+    ampere = msgspec.structs.replace(_record(96).kernels[0], arch="sm_86")
+    both = msgspec.structs.replace(_record(64), kernels=(*_record(64).kernels, ampere))
+    assert build.check_lock([both]).endswith("match the resource lock of nvcc 1.2.3, which has none for sm_86")
+
+
+def test_machine_code_has_the_repositorys_sums(built: list[BuildRecord]) -> None:
+    sums = verify.read_sums(f"nvcc {toolchain.find_nvcc().version}")
+    assert sums is not None
+    assert {r.rung: r.cubins for r in built} == {r.rung: sums.rungs[r.rung].cubins for r in built}
+
+
 @pytest.mark.parametrize("file", ["rungs/r05_swizzle.cu", "include/swizzle.h", "include/rung.h", "binding/binding.cc"])
 def test_an_edit_anywhere_changes_the_target(tree: Copy, file: str) -> None:
     before = build.target("r05_swizzle", tree.source, ["sm_90a"])
@@ -209,7 +222,35 @@ def test_a_compiler_without_a_lock_says_so(tree: Copy) -> None:
 def test_min_arch_keeps_a_rung_from_older_gpus() -> None:
     rung = Rung(id="x", source="x.cu", change="x", min_arch=90)
     assert rung.runs_on("sm_90a")
-    assert not rung.runs_on("sm_89")
+    assert not any(rung.runs_on(arch) for arch in ("sm_89", "sm_100", "sm_120", "compute_80"))  # nor on later ones
+    portable = Rung(id="x", source="x.cu", change="x")
+    assert all(portable.runs_on(arch) for arch in ("sm_80", "sm_86", "sm_120", "compute_80"))
+
+
+def test_ptx_is_of_the_portable_rungs_and_shared_by_their_architectures() -> None:
+    assert build.gencode(["sm_80", "sm_86", "sm_90a", "compute_80"]) == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_80,code=sm_86",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_80,code=compute_80",
+    ]
+
+
+def test_the_environments_architectures_are_built_whatever_gpu_is_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_arch", lambda: "sm_120")
+    monkeypatch.delenv("FLASHLADDER_ARCHS", raising=False)
+    assert ablation.target_archs(()) == ("sm_120",)
+    monkeypatch.setenv("FLASHLADDER_ARCHS", "sm_80 sm_90a compute_80")
+    assert ablation.target_archs(()) == ("sm_80", "sm_90a", "compute_80")
+    assert ablation.target_archs(("sm_89",)) == ("sm_89",)
+    monkeypatch.setenv("FLASHLADDER_ARCHS", "sm_80,sm_90a")
+    with pytest.raises(FlashladderError, match=r"no architecture 'sm_80,sm_90a'; expected sm_NN"):
+        ablation.target_archs(())
+
+
+@pytest.mark.parametrize(("arch", "last"), [("sm_86", "r13"), ("sm_90a", "r23"), ("sm_120", "r13"), (None, "r23")])
+def test_a_gpu_is_given_the_rungs_that_it_runs(arch: str | None, last: str) -> None:
+    assert ablation.runnable(RUNGS, arch)[-1].id.startswith(last)
 
 
 def test_old_and_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

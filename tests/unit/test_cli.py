@@ -53,6 +53,9 @@ def test_help(command: str) -> None:
         (["check", "--on", "cpu", "--case", "x"], Exit.USAGE, "no case 'x' under these filters; expected one such as"),
         (["check", "--on", "cpu", "--shape", "x"], Exit.USAGE, "no case of the gate passes these filters"),
         (["report", "nope"], Exit.USAGE, "no run 'nope' under"),
+        (["verify", "nope"], Exit.USAGE, "no run 'nope' under"),
+        (["verify", "h200/tune"], Exit.USAGE, "run tune records no sums of its cubins"),
+        (["verify", "--rung", "r9"], Exit.USAGE, "'r9' names 0 rungs"),
         (["summary", "nope"], Exit.USAGE, "no run 'nope' under"),
     ],
 )

@@ -167,7 +167,7 @@ def test_what_is_not_timed_keeps_a_record_with_its_reason(whole: Results) -> Non
     [
         ([], "sm_90a", "skipped", "not part of this run"),
         ([made.build(made.RUNGS[4], failed="error: x")], "sm_90a", "failed", "build: error: x"),
-        ([made.build(made.RUNGS[4])], "sm_80", "unsupported", "needs sm_90, the device is sm_80"),
+        ([made.build(made.RUNGS[4])], "sm_80", "unsupported", "needs sm_90a, the device is sm_80"),
     ],
 )
 def test_absent_rungs_say_why(tmp_path: Path, builds: list[BuildRecord], arch: str, status: str, reason: str) -> None:
