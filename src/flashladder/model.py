@@ -357,7 +357,7 @@ class RungSums(Record, frozen=True, kw_only=True):
     """Of the library for exactly these architectures; None: not summed."""
 
 
-class Sums(Record, frozen=True, kw_only=True):
+class CompilerSums(Record, frozen=True, kw_only=True):
     """kernel/resources/COMPILER.sums.json."""
 
     about: str

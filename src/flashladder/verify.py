@@ -20,7 +20,7 @@ from flashladder import build as building
 from flashladder import ninja, paths
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, FlashladderError
 from flashladder.ladder import Ladder
-from flashladder.model import BuildRecord, Rung, RungSums, Sums
+from flashladder.model import BuildRecord, CompilerSums, Rung, RungSums
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc, find_nvccs
@@ -36,13 +36,13 @@ def sums_path(compiler: str) -> Path:
     return paths.KERNEL / "resources" / f"{compiler.replace(' ', '-')}.sums.json"
 
 
-def read_sums(compiler: str) -> Sums | None:
+def read_sums(compiler: str) -> CompilerSums | None:
     """The repository's sums for `compiler` (as "nvcc 13.0.88"); None where it has none."""
     file = sums_path(compiler)
     if not file.exists():
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Sums)
+        return msgspec.json.decode(file.read_bytes(), type=CompilerSums)
     except msgspec.DecodeError as error:
         raise FlashladderError(f"{file}: no valid sums: {error}; restore it from git") from error
 
@@ -128,7 +128,7 @@ def _cuobjdump(nvcc: Nvcc) -> Path:
 
 @dataclass(frozen=True)
 class Reference:
-    """Sums to compare with, and whose they are."""
+    """CompilerSums to compare with, and whose they are."""
 
     name: str
     compiler: str
