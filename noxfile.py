@@ -32,7 +32,22 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     session.run("mypy")
     session.run("clang-format", "--dry-run", "--Werror", *_kernel_sources(session))
-    session.run("pytest", "-n", "auto", "--durations=20", *(session.posargs or ["-m", "not gpu and not mutants"]))
+    session.run(
+        "pytest",
+        "-n",
+        "auto",
+        "--durations=20",
+        *(session.posargs or ["-m", "not gpu and not mutants and not browser"]),
+    )
+
+
+@nox.session
+def page(session: nox.Session) -> None:
+    """Load report.html in a headless Chromium and look at it; screenshots: build/screenshots."""
+    _install(session, "--group=browser")
+    if shutil.which("chromium") is None:
+        session.run("playwright", "install", "--with-deps", "chromium")
+    session.run("pytest", "-m", "browser", "tests/browser", *session.posargs)
 
 
 @nox.session

@@ -74,10 +74,11 @@ class Plot:
 
 
 def _ladder_alt(results: Results) -> str:
-    return " ".join(_leg_alt(results, leg) for leg in legs(results))
+    return " ".join(leg_alt(results, leg) for leg in legs(results))
 
 
-def _leg_alt(results: Results, leg: Leg) -> str:
+def leg_alt(results: Results, leg: Leg) -> str:
+    """The times of a leg in words."""
     cell = leg.cell
     times = [(name, us) for name in _names(results, leg) if (us := results.median_us(cell, name)) is not None]
     if not times:
@@ -153,7 +154,7 @@ def _leg(axes: Axes, results: Results, leg: Leg) -> None:
     arms = {name: arm for name in names if (arm := results.arm(cell, name)) is not None}
     timed = {name: arm for name, arm in arms.items() if arm.device_us is not None}
     if not timed:
-        _say(axes, _leg_alt(results, leg))
+        _say(axes, leg_alt(results, leg))
         return
     baseline = results.median_us(cell, results.ladder.baseline)
     medians = [us for name in (*names, results.ladder.baseline) if (us := results.median_us(cell, name))]

@@ -6,16 +6,16 @@ Every figure in the prose comes from a record or from the code that made it, so 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from flashladder import bottleneck, figures, stats, tables
+from flashladder import bottleneck, figures, page, prose, stats, tables
 from flashladder.agreement import TOLERANCE
 from flashladder.build import static_faults
-from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, legs, load_results
+from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, legs
+from flashladder.document import Document, load
 from flashladder.errors import FlashladderError
 from flashladder.ladder import Ladder, Leg, load_presets, preset_cells
-from flashladder.model import Agreement, ArmStats, BuildRecord, Cell, CheckRecord, Comparison, RunInfo
+from flashladder.model import ArmStats, Cell, Comparison, RunInfo
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
 from flashladder.tables import latex_escape, markdown, markdown_escape, number, shape
@@ -32,27 +32,14 @@ READING = (
 )
 
 
-@dataclass(frozen=True)
-class _Document:
-    """What every part of the report is made from."""
-
-    info: RunInfo
-    results: Results
-    builds: list[BuildRecord]
-    agreements: list[Agreement]
-    checks: list[CheckRecord]
-    figures: str
-    """Folder of the figures, relative to the document, "" or with a final slash."""
-
-
 def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[str, bytes]:
     """Path -> content of every generated file.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat. Raises FlashladderError when the run has no diagnosis or the README lacks its markers.
     """
-    folder = "" if readme is None else "paper/generated/"
-    document = _Document(run.info, load_results(run, ladder), run.builds(), run.agreements(), run.checks(), folder)
+    document = load(run, ladder, in_repository=readme is not None)
+    folder = document.figures
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document),
         f"{folder}headline.tex": _tex(tables.headline(document.results)),
@@ -64,6 +51,7 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
     if readme is not None:
         texts[README] = _spliced(readme, _block(document))
     files = {path: text.encode() for path, text in texts.items()}
+    files[f"{folder}report.html"] = page.page(document, prose.NONE)
     for name, figure in figures.FIGURES.items():
         files |= {f"{folder}{name}.{form}": data for form, data in figure.render(document.results).items()}
     return files
@@ -92,7 +80,7 @@ def _spliced(readme: str, block: str) -> str:
     return f"{before}{BEGIN}\n{block}{END}{after}"
 
 
-def _block(document: _Document) -> str:
+def _block(document: Document) -> str:
     info, results = document.info, document.results
     columns = ("TFLOP/s", "% of roofline", *tables.RESOURCE_COLUMNS, "predicted x parent")
     made = f"{_gpu(info)}, run {markdown_escape(info.id)} of {info.date[:10]}"
@@ -113,7 +101,7 @@ def _block(document: _Document) -> str:
 # --- report ---------------------------------------------------------------------------------------------------------
 
 
-def _report(document: _Document) -> str:
+def _report(document: Document) -> str:
     results = document.results
     headline = tables.headline(results)
     ladder: list[str] = []
@@ -154,7 +142,7 @@ def _report(document: _Document) -> str:
     )
 
 
-def _evidence(document: _Document) -> list[str]:
+def _evidence(document: Document) -> list[str]:
     """What limits each kernel, by its counters."""
     results = document.results
     cells = list(dict.fromkeys(cell for cell, _ in results.profiles))
@@ -175,7 +163,7 @@ def _evidence(document: _Document) -> list[str]:
     return parts
 
 
-def _step_cards(document: _Document) -> list[str]:
+def _step_cards(document: Document) -> list[str]:
     """What each step moved: counters and static instructions, the parent's beside the rung's."""
     results, arch = document.results, document.info.machine.arch
     parts = []
@@ -187,7 +175,7 @@ def _step_cards(document: _Document) -> list[str]:
     return parts
 
 
-def _leave_one_out(document: _Document) -> list[str]:
+def _leave_one_out(document: Document) -> list[str]:
     """What single optimisations of the last kernels are worth."""
     results = document.results
     parents = dict.fromkeys(v.parent or "" for v in results.ladder.variants if v.id in results.variants)
@@ -204,7 +192,7 @@ def _leave_one_out(document: _Document) -> list[str]:
     return [*parts, *_accuracy(document)]
 
 
-def _accuracy(document: _Document) -> list[str]:
+def _accuracy(document: Document) -> list[str]:
     table = tables.accuracy(document.checks, document.results.ladder)
     options = [v for v in document.results.ladder.variants if v.score_limit is not None]
     limits = "; ".join(
@@ -221,7 +209,7 @@ def _accuracy(document: _Document) -> list[str]:
     ]
 
 
-def _peers(document: _Document) -> list[str]:
+def _peers(document: Document) -> list[str]:
     """The other implementations of the run, and the roof."""
     results = document.results
     roofs = tables.roofs(results)
@@ -233,7 +221,7 @@ def _peers(document: _Document) -> list[str]:
     ]
 
 
-def _agreement(document: _Document) -> list[str]:
+def _agreement(document: Document) -> list[str]:
     """How the emulator's answers compare with this GPU's."""
     if not document.agreements:
         return []
@@ -245,7 +233,7 @@ def _agreement(document: _Document) -> list[str]:
     ]
 
 
-def _method(document: _Document) -> list[str]:
+def _method(document: Document) -> list[str]:
     results, reference = document.results, document.results.ladder.reference
     timed = [arm for cell in results.cells for arm in results.arms(cell) if arm.status == "timed"]
     percent = f"{100 * stats.CONFIDENCE:g} %"
@@ -336,7 +324,7 @@ def _best(results: Results) -> str:
     return f"Best rung {markdown_escape(best)}, x {markdown_escape(ladder.baseline)}: {against}."
 
 
-def _incomplete(document: _Document, named: int = NAMED_CELLS) -> str | None:
+def _incomplete(document: Document, named: int = NAMED_CELLS) -> str | None:
     """Which cells of the preset have no record; the first of them by name."""
     preset = load_presets().get(document.info.preset)
     expected = [] if preset is None else list(preset_cells(preset))
@@ -351,7 +339,7 @@ def _incomplete(document: _Document, named: int = NAMED_CELLS) -> str | None:
     )
 
 
-def _older(document: _Document) -> str | None:
+def _older(document: Document) -> str | None:
     """What was measured of kernels that are declared otherwise now."""
     ladder, builds = document.results.ladder, document.builds
     declared = (*ladder.rungs, *ladder.variants)
@@ -362,7 +350,7 @@ def _older(document: _Document) -> str | None:
     return f"**This run is of an earlier ladder: {markdown_escape('; '.join(faults))}.**"
 
 
-def _ablation(document: _Document, leg: Leg, *, reasons: bool = True) -> tables.Table:
+def _ablation(document: Document, leg: Leg, *, reasons: bool = True) -> tables.Table:
     return tables.ablation(document.results, document.builds, document.info, leg, reasons=reasons)
 
 
@@ -374,7 +362,7 @@ def _gpu(info: RunInfo) -> str:
     return markdown_escape(info.machine.gpu or "unknown GPU")
 
 
-def _image(document: _Document, name: str) -> str:
+def _image(document: Document, name: str) -> str:
     text = markdown_escape(figures.FIGURES[name].alt(document.results))
     return f"![{text}]({document.figures}{name}.svg)"
 
@@ -394,7 +382,7 @@ def _tex(table: tables.Table) -> str:
     return f"% {GENERATED}\n{tables.latex(table)}\n"
 
 
-def _macros(document: _Document) -> str:
+def _macros(document: Document) -> str:
     """One \\newcommand a figure; what is missing says so."""
     info, results = document.info, document.results
     ladder = results.ladder

@@ -21,6 +21,7 @@ from flashladder.model import (
     CheckRecord,
     Comparison,
     KernelResources,
+    NcuRecord,
     PredictionOutcome,
     Quote,
     Rung,
@@ -131,7 +132,7 @@ def _shortened(reason: str) -> str:
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 3].rstrip() + "..."
 
 
-def _time(arm: ArmStats | None, reasons: bool) -> str:
+def time(arm: ArmStats | None, reasons: bool = True) -> str:
     """The time, or why there is none."""
     if arm is None:
         return NOT_MEASURED
@@ -199,7 +200,7 @@ def _measured(results: Results, leg: Leg, name: str, parent: str | None, reasons
     arm = results.arm(leg.cell, name)
     step = results.comparison(leg.cell, name, parent) if parent is not None else None
     return (
-        _time(arm, reasons),
+        time(arm, reasons),
         comparison(step) if parent is not None else NOT_APPLICABLE,
         _against(results, leg.cell, name, leg.rungs[0].id),
         _against(results, leg.cell, name, results.ladder.baseline),
@@ -242,10 +243,11 @@ def _resources(build: BuildRecord | None, cell: Cell, info: RunInfo) -> tuple[st
 
 def _prediction(results: Results, rung: str) -> str:
     outcomes = [p for p in results.predictions if p.rung == rung and p.metric == "time"]
-    return "; ".join(f"{_expected(p)}: {p.outcome}" for p in outcomes) or NOT_APPLICABLE
+    return "; ".join(f"{expected(p)}: {p.outcome}" for p in outcomes) or NOT_APPLICABLE
 
 
-def _expected(outcome: PredictionOutcome) -> str:
+def expected(outcome: PredictionOutcome) -> str:
+    """The declared interval."""
     return f"{outcome.expected[0]:g} to {outcome.expected[1]:g}"
 
 
@@ -280,7 +282,7 @@ def peers(results: Results, info: RunInfo) -> Table:
     for name in results.peers:
         peer = PEERS.get(name)
         timed = [cell for cell in results.cells if results.median_us(cell, name) is not None]
-        ratios = [ratio for cell in timed if (ratio := results.ratio(cell, name, baseline)) is not None]
+        ratios = [factor for cell in timed if (factor := results.ratio(cell, name, baseline)) is not None]
         mean = number(math.exp(fmean(map(math.log, ratios)))) if ratios else NOT_MEASURED
         rows.append(
             (
@@ -335,7 +337,7 @@ def leave_one_out(results: Results, parent: str) -> Table:
     dtype = results.ladder.reference.dtype
     variants = [v for v in results.ladder.variants if v.id in results.variants and v.parent == parent]
     cells = [c for c in results.cells if c.dtype == dtype and any(results.arm(c, v.id) for v in variants)]
-    rows = [(v.id, v.change, *(_ratio(results.comparison(cell, v.id, parent)) for cell in cells)) for v in variants]
+    rows = [(v.id, v.change, *(ratio(results.comparison(cell, v.id, parent)) for cell in cells)) for v in variants]
     return Table(("variant", "change", *(f"{shape(cell)} {cell.mask}" for cell in cells)), tuple(rows))
 
 
@@ -364,7 +366,7 @@ def _largest_errors(records: Sequence[CheckRecord]) -> tuple[str, str, str]:
     return str(len(errors)), f"{largest[0]:.2g}", f"{largest[1]:.2g}"
 
 
-def _ratio(value: Comparison | None) -> str:
+def ratio(value: Comparison | None) -> str:
     """The ratio and its verdict; its interval is in the figure and the summary."""
     if value is None:
         return NOT_MEASURED
@@ -426,8 +428,8 @@ def predictions(results: Results) -> Table:
         (
             p.rung,
             p.metric,
-            _expected(p),
-            _measured_ratio(p),
+            expected(p),
+            measured(p),
             p.outcome,
             "; ".join(_notes(results, p)) or NOT_APPLICABLE,
         )
@@ -436,7 +438,7 @@ def predictions(results: Results) -> Table:
     return Table(("rung", "metric", "expected ratio", "measured", "outcome", "note"), tuple(rows))
 
 
-def _measured_ratio(p: PredictionOutcome) -> str:
+def measured(p: PredictionOutcome) -> str:
     """With its interval where there is one: a counter is read once."""
     if p.measured is None:
         return NOT_MEASURED
@@ -451,7 +453,7 @@ def bottlenecks(results: Results, cell: Cell) -> Table:
         profile = results.profiles.get((cell, name))
         if found is None:
             if profile is not None:
-                rows.append((name, NOT_MEASURED, *(NOT_APPLICABLE,) * 4, f"{profile.cause}: {profile.reason}"))
+                rows.append((name, NOT_MEASURED, *(NOT_APPLICABLE,) * 4, unprofiled(profile)))
             continue
         for finding in found.findings:
             values = (finding.metric, number(finding.value), number(finding.threshold), number(finding.score))
@@ -462,6 +464,11 @@ def bottlenecks(results: Results, cell: Cell) -> Table:
             lacking = sorted({metric for metrics in found.inconclusive.values() for metric in metrics})
             rows.append((name, "inconclusive", *(NOT_APPLICABLE,) * 4, f"missing: {', '.join(lacking)}"))
     return Table(("kernel", "rule", "metric", "value", "threshold", "could save at most", "what to do"), tuple(rows))
+
+
+def unprofiled(profile: NcuRecord | None) -> str:
+    """Why an arm has no counters."""
+    return "not profiled in this run" if profile is None else f"{profile.cause}: {profile.reason}"
 
 
 MOST_MOVED = 8

@@ -23,6 +23,7 @@ GENERATED = {
         "ablation_portable.tex",
         "headline.tex",
         "macros.tex",
+        "report.html",
         *(f"{f}.{form}" for f in FIGURES for form in PUBLISHED),
     )
 }
