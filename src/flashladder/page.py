@@ -19,7 +19,7 @@ from flashladder import charts, explain, figures, tables
 from flashladder.diagnose import legs
 from flashladder.document import Document
 from flashladder.errors import EnvironmentInvalidError
-from flashladder.model import Cell, PredictionOutcome, Rung
+from flashladder.model import Cell, Rung
 from flashladder.prose import Prose
 from flashladder.summary import champion
 from flashladder.tables import Table, number, shape
@@ -87,7 +87,7 @@ def page(document: Document, prose: Prose) -> bytes:
             predictions=tables.predictions(results),
             failures=tables.failures(results),
             machine=tables.machine(document.info),
-            records=_records(document),
+            records=records(document),
             root="../../" if document.records is not None else None,
             style=_asset("page.css"),
             script=_asset("page.js"),
@@ -223,8 +223,8 @@ def _shape_rows(
     return ("shape", "mask", "dtype", "set", "time (us)", "TFLOP/s", *(f"x {peer}" for peer in peers)), rows
 
 
-def _records(document: Document) -> list[tuple[str, str]]:
-    """(file, what it tells)."""
+def records(document: Document) -> list[tuple[str, str]]:
+    """(file, what it tells) of the run's records."""
     return [
         ("run.json", "machine, date and commit"),
         ("build.jsonl", "registers, spills, shared memory and opcodes of every kernel"),
@@ -243,7 +243,6 @@ def _card(document: Document, prose: Prose, rung: Rung) -> _Card:
     results, cell = document.results, document.results.ladder.cell_of(rung)
     arm = results.arm(cell, rung.id)
     step = results.comparison(cell, rung.id, rung.parent) if rung.parent is not None else None
-    judged = [p for p in results.predictions if p.rung == rung.id]
     remark = prose.rungs.get(rung.id)
     found = results.bottlenecks(cell, rung.id)
     profile = results.profiles.get((cell, rung.id))
@@ -252,7 +251,7 @@ def _card(document: Document, prose: Prose, rung: Rung) -> _Card:
         at=f"{shape(cell)}, {cell.dtype}, {cell.mask}",
         time=tables.time(arm),
         step=tables.comparison(step) if rung.parent is not None else tables.NOT_APPLICABLE,
-        predictions=_judged(rung, judged),
+        predictions=tables.judged(results, rung),
         why=tables.finding(results, rung),
         remark=None if remark is None else _html(remark),
         counters=tables.counters_moved(results, rung, cell),
@@ -261,12 +260,6 @@ def _card(document: Document, prose: Prose, rung: Rung) -> _Card:
         unprofiled=None if found is not None else tables.unprofiled(profile),
         diff=_diff(document, rung),
     )
-
-
-def _judged(rung: Rung, judged: list[PredictionOutcome]) -> Table:
-    reasons = {p.metric: p.reason for p in rung.predictions}
-    rows = [(p.metric, tables.expected(p), tables.measured(p), p.outcome, reasons.get(p.metric, "")) for p in judged]
-    return Table(("metric", "expected ratio", "measured", "outcome", "because"), tuple(rows))
 
 
 def _findings(document: Document, rung: Rung, cell: Cell) -> Table:

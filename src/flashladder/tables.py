@@ -22,6 +22,7 @@ from flashladder.model import (
     Comparison,
     KernelResources,
     NcuRecord,
+    Past,
     PredictionOutcome,
     Quote,
     Rung,
@@ -438,6 +439,14 @@ def predictions(results: Results) -> Table:
     return Table(("rung", "metric", "expected ratio", "measured", "outcome", "note"), tuple(rows))
 
 
+def judged(results: Results, rung: Rung) -> Table:
+    """A rung's predictions, their reasons and what became of them."""
+    reasons = {p.metric: p.reason for p in rung.predictions}
+    found = [p for p in results.predictions if p.rung == rung.id]
+    rows = tuple((p.metric, expected(p), measured(p), p.outcome, reasons.get(p.metric, "")) for p in found)
+    return Table(("predicted metric", "expected ratio", "measured", "outcome", "because"), rows)
+
+
 def measured(p: PredictionOutcome) -> str:
     """With its interval where there is one: a counter is read once."""
     if p.measured is None:
@@ -493,6 +502,15 @@ def counters_moved(results: Results, rung: Rung, cell: Cell) -> Table:
     return Table(columns, tuple(rows))
 
 
+def config_diff(builds: Sequence[BuildRecord], rung: Rung) -> Table:
+    """The fields of the kernel's configuration that differ from the parent's."""
+    by_id = {b.rung: b.config for b in builds}
+    before, after = by_id.get(rung.parent or "", {}), by_id.get(rung.id, {})
+    names = [name for name in after if before.get(name) != after[name]] if before else []
+    rows = tuple((name, str(before.get(name, NOT_APPLICABLE)), str(after[name])) for name in names)
+    return Table(("field", rung.parent or "", rung.id), rows)
+
+
 def sass_diff(builds: Sequence[BuildRecord], rung: Rung, cell: Cell, arch: str | None) -> Table:
     """The opcodes whose static count changed most between the parent's kernel and the rung's."""
     columns = ("opcode", rung.parent or "", rung.id, "difference")
@@ -511,10 +529,11 @@ def finding(results: Results, rung: Rung) -> str | None:
     """A rung's finding with its quotes filled in from the counters at the reference."""
     if rung.finding is None:
         return None
-    return rung.finding.format(**{name: _quoted(results, rung, quote) for name, quote in rung.quotes.items()})
+    return rung.finding.format(**{name: quoted(results, rung, quote) for name, quote in rung.quotes.items()})
 
 
-def _quoted(results: Results, rung: Rung, quote: Quote) -> str:
+def quoted(results: Results, rung: Rung, quote: Quote) -> str:
+    """A counter of the rung and its parent at the reference, in the form that the quote asks for."""
     before, after = (
         results.counter(results.ladder.reference, arm, quote.metric) for arm in (rung.parent or "", rung.id)
     )
@@ -542,6 +561,26 @@ def _notes(results: Results, p: PredictionOutcome) -> list[str]:
     text = next((finding(results, r) for r in results.ladder.rungs if r.id == p.rung), None)
     explains = p.metric == "time" and p.outcome == "refuted"
     return [note for note in (p.note, text if explains else None) if note]
+
+
+def history(results: Results, past: Sequence[Past]) -> Table:
+    """What earlier work stated beside what this run measured for the same step."""
+    rows = [(p.what, p.then, p.kind, *_answer(results, p)) for p in past]
+    return Table(("what", "then", "kind", "here", "this run"), tuple(rows))
+
+
+def _answer(results: Results, past: Past) -> tuple[str, str]:
+    """Which step answers, and its figures."""
+    reference = results.ladder.reference
+    if past.steps is not None:
+        before, after = past.steps
+        factor = results.ratio(reference, after, before)
+        return f"{before} to {after}", NOT_MEASURED if factor is None else f"{number(factor)}x"
+    if past.cell is not None:
+        times = ((name, results.median_us(past.cell, name)) for name in past.arms)
+        return "the same shape", ", ".join(f"{name} {_optional(us, ' us')}" for name, us in times)
+    counts = ((name, results.counter(reference, name, past.counter or "")) for name in past.arms)
+    return past.counter or "", ", ".join(f"{name} {NOT_MEASURED if n is None else f'{n:g}'}" for name, n in counts)
 
 
 def machine(info: RunInfo) -> Table:
