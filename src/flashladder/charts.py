@@ -11,7 +11,7 @@ from typing import Any
 
 from flashladder import bottleneck, flops
 from flashladder.diagnose import Results, legs
-from flashladder.figures import CHAMPION, PALETTE
+from flashladder.figures import CHAMPION, PALETTE, apart
 from flashladder.ladder import Leg, load_shapes
 from flashladder.model import Cell, Gpu
 from flashladder.summary import champion, sets_of
@@ -341,8 +341,6 @@ def arm_styles(results: Results) -> dict[str, dict[str, str]]:
 # --- roofline -------------------------------------------------------------------------------------------------------
 
 MEMORIES = {"device memory": bottleneck.DRAM_BYTES, "L2": bottleneck.L2_BYTES}
-APART = (0.4, 0.1)
-"""Least distance of two names along either axis, in decades."""
 
 
 def roofline_rows(results: Results, memory: str) -> list[Row]:
@@ -367,15 +365,6 @@ def roofline_rows(results: Results, memory: str) -> list[Row]:
                 }
             )
     return sorted(rows, key=lambda row: -row["y"])
-
-
-def _apart(rows: Sequence[Row]) -> list[Row]:
-    """Rows whose names do not run into those above."""
-    named: list[Row] = []
-    for row in rows:
-        if all(any(abs(math.log10(row[a] / o[a])) > far for a, far in zip("xy", APART, strict=True)) for o in named):
-            named.append(row)
-    return named
 
 
 def rooflines(results: Results) -> dict[str, Spec]:
@@ -404,6 +393,7 @@ def _roofline(gpu: Gpu, memory: str, rows: Sequence[Row]) -> Spec:
     if knee:
         slope = gpu.dram_bytes_per_s / 1e12
         lines += [{"roof": memory, "x": _short(x), "y": _short(x * slope)} for x in (left, knee)]
+    named = apart([(row["name"], row["x"], row["y"]) for row in rows])
     x: Spec = {"field": "x", "type": "quantitative", "title": f"FLOP a byte of {memory} (log scale)"}
     x |= {"scale": {"type": "log", "domain": [left, right]}, "axis": {"format": "~g", "values": _decades(left, right)}}
     y: Spec = {"field": "y", "type": "quantitative", "title": "TFLOP/s (log scale)"}
@@ -440,7 +430,7 @@ def _roofline(gpu: Gpu, memory: str, rows: Sequence[Row]) -> Spec:
                 },
             },
             {
-                "data": {"values": _apart(rows)},
+                "data": {"values": [row for row in rows if (row["name"], row["x"], row["y"]) in named]},
                 "mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 10},
                 "encoding": {"x": x, "y": y, "text": {"field": "short", "type": "nominal"}},
             },

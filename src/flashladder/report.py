@@ -45,12 +45,14 @@ def generate(run: RunDir, ladder: Ladder, *, readme: str | None = None) -> dict[
     words = prose.load(document.results, known) if document.records is not None else prose.NONE
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document, words),
-        f"{folder}headline.tex": _tex(tables.headline(document.results)),
+        f"{folder}peers.tex": _tex(tables.against_peers(document.results)),
+        f"{folder}history.tex": _tex(tables.history(document.results, load_history()[1])),
         f"{folder}macros.tex": _macros(known),
     }
     for leg in legs(document.results):
-        brief = _ablation(document, leg, reasons=False).without("change", *tables.RESOURCE_COLUMNS)
-        texts[f"{folder}ablation_{leg.name}.tex"] = _tex(brief)
+        texts[f"{folder}ablation_{leg.name}.tex"] = _tex(tables.step_table(document.results, leg))
+    for dtype in dict.fromkeys(cell.dtype for cell in tables.headline_cells(document.results)):
+        texts[f"{folder}headline_{dtype}.tex"] = _tex(tables.headline(document.results, dtype))
     if readme is not None:
         texts[README] = _spliced(readme, _block(document))
     if words.cookbook is not None:

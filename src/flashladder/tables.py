@@ -20,6 +20,7 @@ from flashladder.model import (
     Cell,
     CheckRecord,
     Comparison,
+    DtypeName,
     KernelResources,
     NcuRecord,
     Past,
@@ -30,7 +31,7 @@ from flashladder.model import (
 )
 from flashladder.native import kernel_head_dim
 from flashladder.peers import PEERS, Peer
-from flashladder.summary import sets_of
+from flashladder.summary import champion, sets_of
 
 NOT_MEASURED = "not measured"
 NOT_APPLICABLE = "-"
@@ -261,19 +262,56 @@ def headline_cells(results: Results) -> list[Cell]:
     return sorted(cells, key=lambda c: (c.dtype, c.shape.head_dim, c.causal, c.shape.seq_k, c.shape))
 
 
-def headline(results: Results) -> Table:
-    """TFLOP/s by shape: the fastest rung of each cell and every peer. What was not timed says so."""
+def headline(results: Results, dtype: DtypeName | None = None) -> Table:
+    """TFLOP/s by shape: the fastest rung of each cell and every peer. What was not timed says so.
+
+    Of one `dtype` the peers that were timed in it alone.
+    """
     baseline = results.ladder.baseline
-    columns = ("shape", "mask", "dtype", "best rung", "TFLOP/s", f"x {baseline}", *results.peers)
+    cells = [cell for cell in headline_cells(results) if dtype in (None, cell.dtype)]
+    peers = [p for p in results.peers if dtype is None or any(results.median_us(cell, p) for cell in cells)]
+    columns = ("shape", "mask", "dtype", "best rung", "TFLOP/s", f"x {baseline}", *peers)
     rows = []
-    for cell in headline_cells(results):
+    for cell in cells:
         best = results.fastest_rung(cell)
         numbers = (NOT_MEASURED,) * 3
         if best is not None:
             numbers = (best, _rate(results, cell, best), comparison(results.comparison(cell, best, baseline)))
-        peers = (_rate(results, cell, peer) for peer in results.peers)
-        rows.append((shape(cell), cell.mask, cell.dtype, *numbers, *peers))
-    return Table(columns, tuple(rows))
+        rows.append((shape(cell), cell.mask, cell.dtype, *numbers, *(_rate(results, cell, peer) for peer in peers)))
+    table = Table(columns, tuple(rows))
+    return table if dtype is None else table.without("dtype")
+
+
+def step_table(results: Results, leg: Leg) -> Table:
+    """A leg in few columns: time, the two ratios with their verdicts, and the prediction's outcome."""
+    baseline = results.ladder.baseline
+    rows = []
+    for rung in leg.rungs:
+        us = results.median_us(leg.cell, rung.id)
+        step = ratio(results.comparison(leg.cell, rung.id, rung.parent)) if rung.parent else NOT_APPLICABLE
+        judged = [p.outcome for p in results.predictions if p.rung == rung.id and p.metric == "time"]
+        against = ratio(results.comparison(leg.cell, rung.id, baseline))
+        rows.append((rung.id, _optional(us), step, against, "; ".join(judged) or NOT_APPLICABLE))
+    return Table(("rung", "us", "x parent", f"x {baseline}", "prediction"), tuple(rows))
+
+
+def against_peers(results: Results) -> Table:
+    """The best of all rungs against each measured peer: verdicts over all cells, ratios over the headline set."""
+    best = champion(results)
+    large = set(headline_cells(results))
+    rows = []
+    for peer in results.peers:
+        pairs = [
+            (cell, c) for cell in results.cells if best and (c := results.comparison(cell, best, peer)) and c.ratio
+        ]
+        if not pairs:
+            continue
+        verdicts = [c.verdict for _, c in pairs]
+        counts = "/".join(str(verdicts.count(v)) for v in ("faster", "same", "slower"))
+        ratios = [c.ratio for cell, c in pairs if cell in large and c.ratio]
+        spread = (math.exp(fmean(map(math.log, ratios))), min(ratios), max(ratios)) if ratios else ()
+        rows.append((peer, counts, *(map(number, spread) if spread else (NOT_MEASURED,) * 3)))
+    return Table(("peer", "faster/same/slower", "mean", "least", "most"), tuple(rows))
 
 
 def peers(results: Results, info: RunInfo) -> Table:

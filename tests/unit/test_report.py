@@ -21,8 +21,10 @@ GENERATED = {
     f"paper/generated/{name}"
     for name in (
         "ablation_portable.tex",
-        "headline.tex",
+        "headline_fp16.tex",
+        "history.tex",
         "macros.tex",
+        "peers.tex",
         "report.html",
         *(f"{f}.{form}" for f in FIGURES for form in PUBLISHED),
     )
