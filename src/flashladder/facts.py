@@ -92,6 +92,7 @@ def _run(document: Document) -> Iterator[tuple[str, str]]:
     control = results.control
     yield "Control", NOT_MEASURED if control is None or control.ratio is None else number(control.ratio)
     yield "Floor", f"{100 * stats.practical_floor(control.ratio if control is not None else None):.3g}"
+    yield "Trim", f"{100 * stats.TRIM:g}"
     yield "Samples", str(sum(a.device_us.n for c in results.cells for a in results.arms(c) if a.device_us is not None))
 
 

@@ -19,7 +19,7 @@ FOLDER = paths.PAPER / "prose"
 
 PLACEHOLDER = re.compile(r"{(\w+)}")
 HOLDS = re.compile(r"<!-- holds: (.+?) -->\n*")
-CODE = re.compile(r"`[^`]*`|```.*?```", re.DOTALL)
+CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 _UNITS = "%|\\\\%|\u00d7|us|ms|ns|TFLOP|GB|TB|MHz|GHz|W|M|times|fold|cycles|per cent|percent"
 MEASURED = re.compile(rf"\d+[.,]\d+|\d\s*(?:{_UNITS})(?![A-Za-z])|\d\s?x(?!\w|\s*\d)|\u00d7\s*\d")
 """What a measured number looks like: a fraction, or a number with a unit. Sizes (192 x 128, 16-byte, 2^12) are none."""

@@ -65,10 +65,14 @@ def terminal(table: Table) -> str:
     return tabulate(table.rows, table.columns, "simple", disable_numparse=True)
 
 
-def latex(table: Table) -> str:
-    """A booktabs `tabular`, without a final newline. tabulate escapes the text."""
+def latex(table: Table, columns: str | None = None) -> str:
+    """A booktabs `tabular`, without a final newline, its columns flush left or as LaTeX's `columns` say.
+
+    tabulate escapes the text.
+    """
     rows = [[one_line(cell) for cell in row] for row in table.rows]
-    return tabulate(rows, table.columns, "latex_booktabs", disable_numparse=True)
+    text = tabulate(rows, table.columns, "latex_booktabs", disable_numparse=True)
+    return text if columns is None else text.replace(f"{{{'l' * len(table.columns)}}}", f"{{{columns}}}", 1)
 
 
 def markdown_escape(text: str) -> str:

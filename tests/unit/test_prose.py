@@ -116,7 +116,7 @@ def test_links_of_the_report_and_the_docs_lead_to_files(document: Document, know
     texts = {paths.ROOT / "OPTIMIZATION_REPORT.md": report_text}
     texts |= {file: file.read_text() for file in (*(paths.ROOT / "docs").glob("*.md"), paths.ROOT / "README.md")}
     for file, text in texts.items():
-        for target in re.findall(r"(?<!\\)\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        for target in re.findall(r"(?<!\\)\]\((?!http)([^)#]+)(?:#[^)]*)?\)", text):
             assert (file.parent / target).exists(), f"{file.name}: {target}"
 
 

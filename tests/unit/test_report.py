@@ -72,7 +72,7 @@ def test_links_lead_to_generated_files(files: dict[str, bytes], flat: dict[str, 
 def test_generating_again_without_raw_timings_gives_the_same_bytes(
     run: RunDir, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    for name in ("run.json", "build.jsonl", "diagnosis.jsonl"):
+    for name in ("run.json", "build.jsonl", "check.jsonl", "diagnosis.jsonl"):
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
     assert report.generate(RunDir(tmp_path), made.LADDER, readme=files["README.md"].decode()) == files
 
