@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flashladder import paths
 from flashladder.diagnose import Results
 from flashladder.errors import FlashladderError
-
-FOLDER = paths.PAPER / "prose"
 
 PLACEHOLDER = re.compile(r"{(\w+)}")
 HOLDS = re.compile(r"<!-- holds: (.+?) -->\n*")
@@ -39,19 +38,28 @@ NONE = Prose()
 
 
 def load(results: Results, facts: Mapping[str, str]) -> Prose:
-    """Raises FlashladderError for the first part that is not sound."""
-    rungs = {}
-    for rung, text in _parts("rungs.md").items():
-        _hold(results, rung, text)
-        rungs[rung] = fill(HOLDS.sub("", text), facts, f"paper/prose/rungs.md, {rung}")
+    """The texts of paper/prose, if there are any. Raises FlashladderError for what is not sound."""
+    if not _folder().is_dir():
+        return NONE
+    parts = _parts("rungs.md")
+    faults = [fault for rung, text in parts.items() for fault in unheld(results, rung, text)]
+    if faults:
+        raise FlashladderError(
+            f"paper/prose/rungs.md: {'; '.join(faults)}; rewrite these parts and their 'holds' lines"
+        )
+    rungs = {rung: fill(HOLDS.sub("", text), facts, f"paper/prose/rungs.md, {rung}") for rung, text in parts.items()}
     chapters = {name: fill(text, facts, f"paper/prose/report.md, {name}") for name, text in _parts("report.md").items()}
-    cookbook = fill((FOLDER / "cookbook.md").read_text(), facts, "paper/prose/cookbook.md")
+    cookbook = fill((_folder() / "cookbook.md").read_text(), facts, "paper/prose/cookbook.md")
     return Prose(chapters=chapters, rungs=rungs, cookbook=cookbook)
+
+
+def _folder() -> Path:
+    return paths.PAPER / "prose"
 
 
 def _parts(name: str) -> dict[str, str]:
     """Part -> text of a file, without what stands before the first."""
-    pieces = re.split(r"^## (\w+)$\n", (FOLDER / name).read_text(), flags=re.MULTILINE)[1:]
+    pieces = re.split(r"^## (\w+)$\n", (_folder() / name).read_text(), flags=re.MULTILINE)[1:]
     return {part: text.strip() for part, text in zip(pieces[::2], pieces[1::2], strict=True)}
 
 
@@ -78,15 +86,13 @@ def typed_number(text: str) -> str | None:
     return " ".join(plain[max(found.start() - 20, 0) : found.end() + 10].split()) if found else None
 
 
-def _hold(results: Results, rung_id: str, text: str) -> None:
+def unheld(results: Results, rung_id: str, text: str) -> list[str]:
+    """The statements that a rung's words rest on and the records do not bear out."""
     rung = results.ladder[rung_id]
     step = results.comparison(results.ladder.cell_of(rung), rung.id, rung.parent or "")
     records: set[str] = {p.outcome for p in results.predictions if p.rung == rung.id and p.metric == "time"}
     records.add("not compared" if step is None else step.verdict)
-    for claim in HOLDS.findall(text):
-        if claim not in records:
-            said = " and ".join(sorted(records))
-            raise FlashladderError(
-                f"paper/prose/rungs.md, {rung_id}: its words rest on {claim!r}, the records say {said}; rewrite "
-                "the part and its 'holds' line"
-            )
+    said = " and ".join(sorted(records))
+    return [
+        f"{rung_id} rests on {claim!r}, the records say {said}" for claim in HOLDS.findall(text) if claim not in records
+    ]

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from flashladder import flops, ncu
+from flashladder import bottleneck, flops, ncu
 from flashladder.diagnose import Results
 from flashladder.ladder import Ladder, Leg, gpu_named
 from flashladder.model import (
@@ -525,6 +525,8 @@ def unprofiled(profile: NcuRecord | None) -> str:
 MOST_MOVED = 8
 LEAST_MOVED = 1.05
 """A counter that changed by less is not shown."""
+LEAST_STALL = 0.05
+"""Cycles an issue below which a stall is none, however its ratio came out."""
 
 
 def counters_moved(results: Results, rung: Rung, cell: Cell) -> Table:
@@ -537,6 +539,8 @@ def counters_moved(results: Results, rung: Rung, cell: Cell) -> Table:
     moved = []
     for name in before.keys() & after.keys():
         a, b = before[name].value, after[name].value
+        if name == bottleneck.DURATION or ("issue_stalled" in name and max(a, b) < LEAST_STALL):
+            continue
         if a > 0 and b > 0 and max(a, b) / min(a, b) >= LEAST_MOVED:
             moved.append((abs(math.log(b / a)), name, a, b))
     moved.sort(reverse=True)

@@ -74,8 +74,27 @@ def test_every_part_that_judges_a_step_says_what_it_rests_on() -> None:
 
 
 def test_words_that_no_longer_hold_are_an_error(document: Document) -> None:
-    with pytest.raises(FlashladderError, match=r"rest on 'faster', the records say .*slower") as error:
-        prose._hold(document.results, "r01_tiled", "<!-- holds: faster -->\nIt is fast.")
+    assert prose.unheld(document.results, "r01_tiled", "<!-- holds: slower -->\nIt is slow.") == []
+    (fault,) = prose.unheld(document.results, "r01_tiled", "<!-- holds: faster -->\nIt is fast.")
+    assert fault == "r01_tiled rests on 'faster', the records say confirmed and slower"
+
+
+def test_a_run_about_which_nobody_wrote_has_no_prose(
+    document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "PAPER", tmp_path)
+    assert prose.load(document.results, {}) == prose.NONE
+
+
+def test_every_fault_of_the_prose_is_told_at_once_in_one_line(
+    document: Document, known: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "PAPER", tmp_path)
+    (tmp_path / "prose").mkdir()
+    wrong = "## r01_tiled\n<!-- holds: faster -->\n\n## r02_grid\n<!-- holds: slower -->\n"
+    (tmp_path / "prose" / "rungs.md").write_text(wrong)
+    with pytest.raises(FlashladderError, match=r"r01_tiled rests on .*; r02_grid rests on .*; rewrite") as error:
+        prose.load(document.results, known)
     assert "\n" not in str(error.value)
 
 

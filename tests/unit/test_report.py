@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from flashladder import report
+from flashladder import page, report
 from flashladder.errors import FlashladderError
 from flashladder.figures import FIGURES, PUBLISHED
 from flashladder.ladder import load_presets, preset_cells
@@ -141,6 +142,17 @@ def test_a_run_where_nothing_was_timed_says_so(tmp_path: Path) -> None:
     text = made_files["report.md"].decode()
     assert "No rung was timed." in text
     assert b"not measured" in made_files["macros.tex"]
+
+
+def test_without_the_library_of_the_page_another_run_has_the_rest_and_the_pinned_one_an_error(
+    run: RunDir, flat: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    page.library.cache_clear()
+    assert set(report.generate(run, made.LADDER)) == set(flat) - {"report.html"}
+    with pytest.raises(FlashladderError, match="vl-convert-python"):
+        report.generate(run, made.LADDER, readme=README)
+    page.library.cache_clear()
 
 
 def test_a_run_without_a_diagnosis_is_an_error(tmp_path: Path) -> None:
