@@ -16,10 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flashladder import charts, explain, figures, tables
-from flashladder.diagnose import legs
+from flashladder.diagnose import Results, legs
 from flashladder.document import Document
 from flashladder.errors import EnvironmentInvalidError
-from flashladder.model import Cell, Rung
+from flashladder.model import DTYPES, Cell, DtypeName, Rung
 from flashladder.prose import Prose
 from flashladder.summary import champion
 from flashladder.tables import Table, number, shape
@@ -82,6 +82,7 @@ def page(document: Document, prose: Prose) -> bytes:
             rooflines={memory: _roofline(document, memory) for memory in rooflines},
             styles=charts.arm_styles(results),
             choices=_choices(results.cells),
+            first_dtype=_first_dtype(results),
             shapes=_shape_rows(document, best),
             cards=[_card(document, prose, rung) for rung in results.ladder.rungs],
             predictions=tables.predictions(results),
@@ -204,6 +205,17 @@ def _choices(cells: tuple[Cell, ...]) -> dict[str, list[str]]:
         "mask": sorted({c.mask for c in cells}, reverse=True),
         "dim": [str(d) for d in sorted({c.shape.head_dim for c in cells})],
     }
+
+
+def _first_dtype(results: Results) -> DtypeName:
+    """The type that is shown first: that with the most peers, else the reference's."""
+    reference = results.ladder.reference.dtype
+
+    def peers(dtype: DtypeName) -> int:
+        cells = [cell for cell in results.cells if cell.dtype == dtype]
+        return sum(any(results.median_us(c, p) is not None for c in cells) for p in results.peers)
+
+    return max(DTYPES, key=lambda dtype: (peers(dtype), dtype == reference))
 
 
 def _shape_rows(
