@@ -33,7 +33,47 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     session.run("mypy")
     session.run("clang-format", "--dry-run", "--Werror", *_kernel_sources(session))
-    session.run("pytest", "-n", "auto", "--durations=20", *(session.posargs or ["-m", "not gpu and not mutants"]))
+    session.run(
+        "pytest",
+        "-n",
+        "auto",
+        "--durations=20",
+        *(session.posargs or ["-m", "not gpu and not mutants and not browser"]),
+    )
+
+
+@nox.session
+def page(session: nox.Session) -> None:
+    """Load report.html in a headless Chromium and look at it; screenshots: build/screenshots."""
+    _install(session, "--group=browser")
+    if shutil.which("chromium") is None:
+        session.run("playwright", "install", "--with-deps", "chromium")
+    session.run("pytest", "-m", "browser", "tests/browser", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def paper(session: nox.Session) -> None:
+    """Build paper/report.tex twice, which must give the same bytes: build/paper/report.pdf."""
+    if shutil.which("latexmk") is None:
+        packages = "latexmk texlive-latex-recommended texlive-fonts-recommended lmodern"
+        session.error(f"latexmk is missing; install it (Debian, Ubuntu: apt-get install {packages})")
+    made = []
+    for name in ("paper", "paper-again"):
+        folder = Path("build", name).resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run(
+            *("latexmk", "-pdf", "-halt-on-error", "-interaction=nonstopmode", "-silent", "-cd"),
+            *(f"-output-directory={folder}", "paper/report.tex"),
+            external=True,
+            env={"SOURCE_DATE_EPOCH": "0", "FORCE_SOURCE_DATE": "1"},
+        )
+        made.append((folder / "report.pdf").read_bytes())
+    if made[0] != made[1]:
+        session.error("two builds of the paper differ")
+    warnings = [line for line in (folder / "report.log").read_text(errors="replace").splitlines() if "Overfull" in line]
+    if warnings:
+        session.error(f"the paper has text outside its columns: {warnings[0]}")
+    session.log(f"build/paper/report.pdf, {len(made[0])} bytes, the same twice")
 
 
 @nox.session

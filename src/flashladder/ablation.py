@@ -416,8 +416,10 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
             raise DriftError(f"{', '.join(drifted)} differ from what run {run.info.id} gives; run 'flashladder report'")
         return f"{len(files)} generated files match run {run.info.id}"
     report.write(files, root)
-    page = next(path for path in files if path.endswith(".md"))
-    return f"report: {root / page} ({len(drifted)} of {len(files)} files changed)"
+    text = next(path for path in files if path.endswith(".md"))
+    page = next((path for path in files if path.endswith(report.PAGE)), None)
+    also = f"{report.PAGE} left out, vl-convert-python is not installed" if page is None else f"page: {root / page}"
+    return f"report: {root / text} ({len(drifted)} of {len(files)} files changed); {also}"
 
 
 def _artifact_facts(run: RunDir, ladder: Ladder, judged: Sequence[claims.Judged]) -> artifact.Facts:

@@ -39,14 +39,18 @@ def _predictions(results: Results, rung: Rung) -> str:
     return tables.terminal(tables.Table(judged.columns[1:5], rows)) if rows else "no prediction"
 
 
+def changed_lines(parent: Rung, rung: Rung) -> list[str]:
+    """Changed lines of the source files, without their surroundings; none where a file is not there."""
+    files = [paths.ROOT / r.source for r in (parent, rung)]
+    if not all(file.is_file() for file in files):
+        return []
+    before, after = (file.read_text().splitlines() for file in files)
+    diff = difflib.unified_diff(before, after, parent.source, rung.source, n=0, lineterm="")
+    return [line for line in diff if not line.startswith("@@")]
+
+
 def _source_diff(parent: Rung, rung: Rung) -> str:
-    """Changed lines of the source files, without their surroundings."""
-    before, after = ((paths.ROOT / r.source).read_text().splitlines() for r in (parent, rung))
-    lines = [
-        line
-        for line in difflib.unified_diff(before, after, parent.source, rung.source, n=0, lineterm="")
-        if not line.startswith("@@")
-    ]
+    lines = changed_lines(parent, rung)
     more = [f"... {len(lines) - DIFF_LINES} lines more"] if len(lines) > DIFF_LINES else []
     return "\n".join([*lines[:DIFF_LINES], *more])
 

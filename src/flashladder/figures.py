@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from flashladder import bottleneck, flops
 from flashladder.diagnose import Results, legs
 from flashladder.ladder import Leg
-from flashladder.model import ArmStats, Cell
+from flashladder.model import ArmStats, Cell, PredictionOutcome
 from flashladder.summary import champion
 from flashladder.tables import headline_cells, number, shape
 
@@ -74,10 +74,11 @@ class Plot:
 
 
 def _ladder_alt(results: Results) -> str:
-    return " ".join(_leg_alt(results, leg) for leg in legs(results))
+    return " ".join(leg_alt(results, leg) for leg in legs(results))
 
 
-def _leg_alt(results: Results, leg: Leg) -> str:
+def leg_alt(results: Results, leg: Leg) -> str:
+    """The times of a leg in words."""
     cell = leg.cell
     times = [(name, us) for name in _names(results, leg) if (us := results.median_us(cell, name)) is not None]
     if not times:
@@ -143,7 +144,7 @@ def _say(axes: Axes, text: str) -> None:
 def _ladder(figure: Figure, results: Results) -> None:
     parts = legs(results)
     rows = [max(len(_names(results, leg)), 2) for leg in parts]
-    figure.set_size_inches(7.2, 1.3 * len(parts) + 0.34 * sum(rows))
+    figure.set_size_inches(7.2, 1.1 * len(parts) + 0.25 * sum(rows))
     for axes, leg in zip(figure.subplots(len(parts), height_ratios=rows, squeeze=False)[:, 0], parts, strict=True):
         _leg(axes, results, leg)
 
@@ -153,7 +154,7 @@ def _leg(axes: Axes, results: Results, leg: Leg) -> None:
     arms = {name: arm for name in names if (arm := results.arm(cell, name)) is not None}
     timed = {name: arm for name, arm in arms.items() if arm.device_us is not None}
     if not timed:
-        _say(axes, _leg_alt(results, leg))
+        _say(axes, leg_alt(results, leg))
         return
     baseline = results.median_us(cell, results.ladder.baseline)
     medians = [us for name in (*names, results.ladder.baseline) if (us := results.median_us(cell, name))]
@@ -184,7 +185,10 @@ def _time_axis(axes: Axes, times: Sequence[float]) -> None:
     decades = max(math.log10(max(times) / min(times)), 0.5)
     axes.set_xscale("log")
     axes.set_xlim(min(times) * 10 ** (-0.12 * decades), max(times) * 10 ** (0.34 * decades))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2 else (1.0, 2.0, 5.0)))
+    subs = (
+        (1.0,) if decades > 2 else (1.0, 2.0, 5.0) if decades > 0.6 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    )
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.grid(axis="x")
@@ -240,8 +244,8 @@ def _scaling(figure: Figure, results: Results) -> None:
         if not drawn:
             axes.text(0.5, 0.5, "not timed", ha="center", va="center", transform=axes.transAxes, color=GREY)
         axes.set_title(f"head dim {dim}, {'causal' if causal else 'full'}")
-    _scale_axes(panels, cells, results)
-    figure.supxlabel("sequence length", fontsize=9)
+    _scale_axes(panels, cells)
+    figure.supxlabel("sequence length (log scale)", fontsize=9)
     figure.supylabel(f"TFLOP/s, {cells[0].dtype}", fontsize=9)
     order = [label for label in (*_styles(results), "other rungs") if label in lines]
     if order:
@@ -292,24 +296,18 @@ def _rate(arm: ArmStats) -> tuple[float, float, float]:
     return rate, rate - work / high, work / low - rate
 
 
-def _scale_axes(panels: Any, cells: Sequence[Cell], results: Results) -> None:
-    """Lengths as they are on a log axis; rates on one only if the champion and peers span more than a factor of 20."""
+def _scale_axes(panels: Any, cells: Sequence[Cell]) -> None:
+    """Lengths on a log axis, rates from 0."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     lengths = sorted({cell.shape.seq_k for cell in cells})
-    arms = (_timed(results, cell, name) for cell in cells for name in _styles(results))
-    rates = [_rate(arm)[0] for arm in arms if arm is not None]
     for axes in panels.flat:
         axes.set_xscale("log", base=2)
         axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
         axes.xaxis.set_major_locator(FixedLocator(lengths))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-        if rates and max(rates) > 20 * min(rates):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        else:
-            axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0)
 
 
 # --- leave one out --------------------------------------------------------------------------------------------------
@@ -334,32 +332,53 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
         figure.set_size_inches(7.2, 1.5)
         _say(figure.add_subplot(), _leave_one_out_alt(results))
         return
-    names = [variant.id for variant in results.ladder.variants]
-    figure.set_size_inches(7.2, 1.6 + 0.36 * len(names))
-    axes = figure.add_subplot()
-    parents = {variant.id: variant.parent or "" for variant in results.ladder.variants}
-    for place, (cell, marker) in enumerate(zip(cells, itertools.cycle(MARKERS))):
-        shift = 0.6 * ((place + 0.5) / len(cells) - 0.5)
-        found = [(row, c) for row, name in enumerate(names) if (c := results.comparison(cell, name, parents[name]))]
+    groups: dict[str, list[str]] = {}
+    for variant in results.ladder.variants:
+        groups.setdefault(variant.parent or "", []).append(variant.id)
+    heights = [len(names) + 2 for names in groups.values()]
+    figure.set_size_inches(7.2, 0.8 + 0.27 * sum(heights))
+    panels = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (parent, names) in zip(panels, groups.items(), strict=True):
+        _variants(axes, results, parent, names, cells)
+    figure.supxlabel(
+        f"the parent's time over the variant's, {results.ladder.reference.dtype}: below 1 the variant is slower\n"
+        "hollow: causal",
+        fontsize=9,
+    )
+
+
+def _variants(axes: Axes, results: Results, parent: str, names: Sequence[str], cells: Sequence[Cell]) -> None:
+    """A row a variant; a colour and marker a shape, hollow where the mask is causal."""
+    shown = [c for c in cells if any(results.comparison(c, name, parent) for name in names)]
+    shapes = list(dict.fromkeys(cell.shape for cell in shown))
+    for place, cell in enumerate(shown):
+        shift = 0.6 * ((place + 0.5) / len(shown) - 0.5)
+        found = [(row, c) for row, name in enumerate(names) if (c := results.comparison(cell, name, parent))]
         points = [(row + shift, c.ratio, *c.ci) for row, c in found if c.ratio is not None and c.ci is not None]
-        if points:
-            y, x, low, high = (list(column) for column in zip(*points, strict=True))
-            down, up = ([b - a for a, b in zip(*pair, strict=True)] for pair in ((low, x), (x, high)))
-            axes.errorbar(
-                x,
-                y,
-                xerr=[down, up],
-                fmt=marker,
-                markersize=4,
-                color=PALETTE[place % len(PALETTE)],
-                label=f"{shape(cell)} {cell.mask}",
-            )
+        if not points:
+            continue
+        y, x, low, high = (list(column) for column in zip(*points, strict=True))
+        down, up = ([b - a for a, b in zip(*pair, strict=True)] for pair in ((low, x), (x, high)))
+        style = shapes.index(cell.shape)
+        colour = (*PALETTE, CHAMPION, BASELINE)[style % (len(PALETTE) + 2)]
+        named = next((c for c in shown if c.shape == cell.shape and not c.causal), cell)
+        axes.errorbar(
+            x,
+            y,
+            xerr=[down, up],
+            fmt=MARKERS[style % len(MARKERS)],
+            markersize=4.5,
+            color=colour,
+            markerfacecolor="white" if cell.causal else colour,
+            label=shape(cell) if cell == named else None,
+        )
     axes.axvline(1, color=BASELINE, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
-    axes.set_xlabel(f"the parent's time over the variant's, {results.ladder.reference.dtype}: below 1 it is slower")
-    figure.legend(loc="outside upper center", ncols=3)
+    axes.set_title(f"variants of {parent}", loc="left")
+    if shown:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
 
 # --- counters -------------------------------------------------------------------------------------------------------
@@ -406,6 +425,12 @@ def _rows(figure: Figure, results: Results, alt: str) -> tuple[Axes | None, list
     return axes, rows
 
 
+def _first_cell(rows: Sequence[tuple[Cell, str]]) -> str:
+    """The cell of the rows whose label names none."""
+    cell = rows[0][0]
+    return f"{shape(cell)}, {cell.dtype}, {cell.mask}"
+
+
 def _stalls(figure: Figure, results: Results) -> None:
     axes, rows = _rows(figure, results, _STALLS_ALT(results))
     if axes is None:
@@ -418,7 +443,7 @@ def _stalls(figure: Figure, results: Results) -> None:
             label = reason.replace("_", " ")
             axes.barh(range(len(rows)), widths, left=left, color=colour, hatch=hatch, height=0.7, label=label)
             left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_xlabel("cycles a warp waits for each issued instruction")
+    axes.set_xlabel(f"cycles a warp waits for each issued instruction, {_first_cell(rows)}")
     figure.legend(loc="outside upper center", ncols=5)
 
 
@@ -447,7 +472,7 @@ def _pipes(figure: Figure, results: Results) -> None:
             x, y = zip(*points, strict=True)
             axes.plot(x, y, linestyle="none", marker=marker, markersize=5, color=colour, label=label)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("% of peak")
+    axes.set_xlabel(f"% of peak, {_first_cell(rows)}")
     figure.legend(loc="outside upper center", ncols=4)
 
 
@@ -462,6 +487,21 @@ def _roofline_points(results: Results, metric: str) -> list[tuple[str, Cell, flo
         if moved and us:
             points.append((name, cell, flops.flops(cell) / moved, flops.flops(cell) / us / 1e6))
     return points
+
+
+APART = (0.4, 0.1)
+"""Least distance of two names on the roofline along either axis, in decades."""
+
+
+def apart(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """The points (name, x, y) whose names do not run into those of faster ones."""
+    named: list[tuple[str, float, float]] = []
+    for point in sorted(points, key=lambda point: -point[2]):
+        if all(
+            any(abs(math.log10(a / b)) > far for a, b, far in zip(point[1:], o[1:], APART, strict=True)) for o in named
+        ):
+            named.append(point)
+    return named
 
 
 def _roofline_alt(results: Results) -> str:
@@ -488,15 +528,21 @@ def _roofline(figure: Figure, results: Results) -> None:
     for axes, (label, metric) in zip(grid, panels.items(), strict=True):
         for name, rate in roofs.items():
             axes.axhline(rate / 1e12, color=BASELINE, linewidth=0.8, linestyle="--")
-            axes.text(1.0, rate / 1e12, name, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=7)
+            side = "top" if name == "mma.sync" else "bottom"
+            axes.text(1.0, rate / 1e12, name, transform=axes.get_yaxis_transform(), ha="right", va=side, fontsize=7)
         if metric == bottleneck.DRAM_BYTES:
             knee = gpu.tensor_flops / gpu.dram_bytes_per_s
             axes.plot([1, knee], [gpu.dram_bytes_per_s / 1e12, gpu.tensor_flops / 1e12], color=BASELINE, linewidth=1)
+        points = _roofline_points(results, metric)
         styles = _styles(results)
-        for name, _, intensity, rate in _roofline_points(results, metric):
+        for name, _, intensity, rate in points:
             style = styles.get(name, {"color": GREY, "marker": "."})
             axes.plot(intensity, rate, linestyle="none", marker=style["marker"], color=style["color"], markersize=5)
-            axes.annotate(name, (intensity, rate), xytext=(3, 2), textcoords="offset points", fontsize=5)
+        for name, intensity, rate in apart([(name, x, y) for name, _, x, y in points]):
+            short = name.split("_")[0] if name in results.rungs else name
+            axes.annotate(short, (intensity, rate), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
+        low, high = min(x for _, _, x, _ in points) / 3, max(x for _, _, x, _ in points)
+        axes.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 0.3))
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
@@ -504,42 +550,51 @@ def _roofline(figure: Figure, results: Results) -> None:
             axis.set_minor_formatter(NullFormatter())
         axes.grid()
         axes.set_title(f"bytes of {label}")
-    figure.supxlabel("FLOP a byte", fontsize=9)
-    figure.supylabel("TFLOP/s", fontsize=9)
+    figure.supxlabel("FLOP a byte (log scale)", fontsize=9)
+    figure.supylabel("TFLOP/s (log scale)", fontsize=9)
 
 
 # --- predictions ----------------------------------------------------------------------------------------------------
 
 
-def _judged(results: Results) -> list[tuple[str, tuple[float, float], float]]:
-    return [(p.rung, p.expected, p.measured) for p in results.predictions if p.metric == "time" and p.measured]
+def _judged(results: Results) -> list[PredictionOutcome]:
+    return [p for p in results.predictions if p.metric == "time" and p.measured]
 
 
 def _calibration_alt(results: Results) -> str:
     judged = _judged(results)
-    inside = sum(low <= measured <= high for _, (low, high), measured in judged)
-    return f"Predicted and measured speed-up on the parent of {len(judged)} steps; {inside} lie in the predicted range."
+    inside = sum(p.outcome == "confirmed" for p in judged)
+    return f"Predicted and measured speed-up on the parent of {len(judged)} steps; {inside} were confirmed."
 
 
 def _calibration(figure: Figure, results: Results) -> None:
-    """A row a step: the predicted interval as a bar, what was measured as a dot."""
+    """A row a step: the predicted interval as a bar, what was measured as a dot, a cross where it was refuted."""
     judged = _judged(results)
-    figure.set_size_inches(7.2, 1.0 + 0.26 * max(len(judged), 2))
-    axes = figure.add_subplot()
-    if not judged:
-        _say(axes, _calibration_alt(results))
-        return
-    values = [x for _, interval, measured in judged for x in (*interval, measured)]
+    parts = [[p for p in judged if (p.rung in results.variants) == is_variant] for is_variant in (False, True)]
+    parts = [part for part in parts if part] or [[]]
+    figure.set_size_inches(7.2, 1.1 + 0.2 * max(*map(len, parts), 2))
+    for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        if not part:
+            _say(axes, _calibration_alt(results))
+            return
+        _predicted(axes, part)
+    figure.supxlabel("speed-up on the parent, log scale: predicted (bar), confirmed (dot), refuted (cross)", fontsize=9)
+
+
+def _predicted(axes: Axes, judged: Sequence[PredictionOutcome]) -> None:
+    values = [x for p in judged for x in (*p.expected, p.measured or 1.0)]
     _time_axis(axes, values)
     axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
-    for row, (_, (low, high), measured) in enumerate(judged):
-        axes.hlines(row, low, high, color=PALETTE[4], linewidth=6)
-        inside = low <= measured <= high
-        axes.plot(measured, row, marker="o", markersize=4, color=PALETTE[1] if inside else CHAMPION, zorder=3)
-    axes.axvline(1, color=BASELINE, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(judged)), [name for name, *_ in judged])
+    for row, p in enumerate(judged):
+        assert p.measured is not None
+        axes.hlines(row, *p.expected, color=PALETTE[4], linewidth=6)
+        low, high = p.ci or (p.measured, p.measured)
+        marker, colour = ("o", BASELINE) if p.outcome == "confirmed" else ("X", CHAMPION)
+        error = [[p.measured - low], [high - p.measured]]
+        axes.errorbar(p.measured, row, xerr=error, marker=marker, markersize=4.5, color=colour, zorder=3)
+    axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(judged)), [p.rung for p in judged])
     axes.set_ylim(len(judged) - 0.4, -0.6)
-    axes.set_xlabel("speed-up on the parent: predicted (bar) and measured (dot)")
 
 
 FIGURES = {

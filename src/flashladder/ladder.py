@@ -14,7 +14,7 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Preset, Record, Rung, Shape, ShapeSet, Tuning
+from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Past, Preset, Record, Rung, Shape, ShapeSet, Tuning
 
 T = TypeVar("T")
 
@@ -76,6 +76,22 @@ class _LadderFile(Record, frozen=True, kw_only=True):
 class _AblationFile(Record, frozen=True, kw_only=True):
     shapes: dict[str, tuple[str, ...]]
     variant: tuple[dict[str, Any], ...]
+
+
+class _PastEntry(Record, frozen=True, kw_only=True):
+    what: str
+    then: str
+    kind: Literal["measured", "predicted"]
+    steps: tuple[str, str] | None = None
+    arms: tuple[str, ...] = ()
+    cell: _ShapeEntry | None = None
+    mask: Mask = "full"
+    counter: str | None = None
+
+
+class _HistoryFile(Record, frozen=True, kw_only=True):
+    source: str
+    entry: tuple[_PastEntry, ...]
 
 
 class _GpuFile(Record, frozen=True, kw_only=True):
@@ -256,6 +272,25 @@ def load_tuning() -> Tuning:
                 f"expected one of {', '.join(name for d, name in sorted(names) if d == choice.head_dim)}"
             )
     return tuning
+
+
+@cache
+def load_history() -> tuple[str, tuple[Past, ...]]:
+    """Where the figures of earlier work come from, and the figures."""
+    raw, dtype = load_toml(paths.EXPERIMENTS / "history.toml", _HistoryFile), load_ladder().reference.dtype
+    past = (
+        Past(
+            what=e.what,
+            then=e.then,
+            kind=e.kind,
+            steps=e.steps,
+            arms=e.arms,
+            cell=None if e.cell is None else Cell(shape=e.cell.shape(), dtype=dtype, causal=e.mask == "causal"),
+            counter=e.counter,
+        )
+        for e in raw.entry
+    )
+    return raw.source, tuple(past)
 
 
 @cache

@@ -267,6 +267,21 @@ class Gpu(Record, frozen=True, kw_only=True):
     source: str
 
 
+class Past(Record, frozen=True, kw_only=True):
+    """What earlier work stated (experiments/history.toml), and what answers it here: one of three.
+
+    `steps`: the first rung's time over the last's at the reference. `cell`: times of `arms`. `counter`: of `arms`.
+    """
+
+    what: str
+    then: str
+    kind: Literal["measured", "predicted"]
+    steps: tuple[str, str] | None = None
+    arms: tuple[str, ...] = ()
+    cell: Cell | None = None
+    counter: str | None = None
+
+
 # --- recorded -------------------------------------------------------------------------------------------------------
 
 

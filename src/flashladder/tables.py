@@ -10,7 +10,7 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from flashladder import flops, ncu
+from flashladder import bottleneck, flops, ncu
 from flashladder.diagnose import Results
 from flashladder.ladder import Ladder, Leg, gpu_named
 from flashladder.model import (
@@ -20,7 +20,10 @@ from flashladder.model import (
     Cell,
     CheckRecord,
     Comparison,
+    DtypeName,
     KernelResources,
+    NcuRecord,
+    Past,
     PredictionOutcome,
     Quote,
     Rung,
@@ -28,7 +31,7 @@ from flashladder.model import (
 )
 from flashladder.native import kernel_head_dim
 from flashladder.peers import PEERS, Peer
-from flashladder.summary import sets_of
+from flashladder.summary import champion, sets_of
 
 NOT_MEASURED = "not measured"
 NOT_APPLICABLE = "-"
@@ -62,10 +65,14 @@ def terminal(table: Table) -> str:
     return tabulate(table.rows, table.columns, "simple", disable_numparse=True)
 
 
-def latex(table: Table) -> str:
-    """A booktabs `tabular`, without a final newline. tabulate escapes the text."""
+def latex(table: Table, columns: str | None = None) -> str:
+    """A booktabs `tabular`, without a final newline, its columns flush left or as LaTeX's `columns` say.
+
+    tabulate escapes the text.
+    """
     rows = [[one_line(cell) for cell in row] for row in table.rows]
-    return tabulate(rows, table.columns, "latex_booktabs", disable_numparse=True)
+    text = tabulate(rows, table.columns, "latex_booktabs", disable_numparse=True)
+    return text if columns is None else text.replace(f"{{{'l' * len(table.columns)}}}", f"{{{columns}}}", 1)
 
 
 def markdown_escape(text: str) -> str:
@@ -131,7 +138,7 @@ def _shortened(reason: str) -> str:
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 3].rstrip() + "..."
 
 
-def _time(arm: ArmStats | None, reasons: bool) -> str:
+def time(arm: ArmStats | None, reasons: bool = True) -> str:
     """The time, or why there is none."""
     if arm is None:
         return NOT_MEASURED
@@ -199,7 +206,7 @@ def _measured(results: Results, leg: Leg, name: str, parent: str | None, reasons
     arm = results.arm(leg.cell, name)
     step = results.comparison(leg.cell, name, parent) if parent is not None else None
     return (
-        _time(arm, reasons),
+        time(arm, reasons),
         comparison(step) if parent is not None else NOT_APPLICABLE,
         _against(results, leg.cell, name, leg.rungs[0].id),
         _against(results, leg.cell, name, results.ladder.baseline),
@@ -242,10 +249,11 @@ def _resources(build: BuildRecord | None, cell: Cell, info: RunInfo) -> tuple[st
 
 def _prediction(results: Results, rung: str) -> str:
     outcomes = [p for p in results.predictions if p.rung == rung and p.metric == "time"]
-    return "; ".join(f"{_expected(p)}: {p.outcome}" for p in outcomes) or NOT_APPLICABLE
+    return "; ".join(f"{expected(p)}: {p.outcome}" for p in outcomes) or NOT_APPLICABLE
 
 
-def _expected(outcome: PredictionOutcome) -> str:
+def expected(outcome: PredictionOutcome) -> str:
+    """The declared interval."""
     return f"{outcome.expected[0]:g} to {outcome.expected[1]:g}"
 
 
@@ -258,19 +266,56 @@ def headline_cells(results: Results) -> list[Cell]:
     return sorted(cells, key=lambda c: (c.dtype, c.shape.head_dim, c.causal, c.shape.seq_k, c.shape))
 
 
-def headline(results: Results) -> Table:
-    """TFLOP/s by shape: the fastest rung of each cell and every peer. What was not timed says so."""
+def headline(results: Results, dtype: DtypeName | None = None) -> Table:
+    """TFLOP/s by shape: the fastest rung of each cell and every peer. What was not timed says so.
+
+    Of one `dtype` the peers that were timed in it alone.
+    """
     baseline = results.ladder.baseline
-    columns = ("shape", "mask", "dtype", "best rung", "TFLOP/s", f"x {baseline}", *results.peers)
+    cells = [cell for cell in headline_cells(results) if dtype in (None, cell.dtype)]
+    peers = [p for p in results.peers if dtype is None or any(results.median_us(cell, p) for cell in cells)]
+    columns = ("shape", "mask", "dtype", "best rung", "TFLOP/s", f"x {baseline}", *peers)
     rows = []
-    for cell in headline_cells(results):
+    for cell in cells:
         best = results.fastest_rung(cell)
         numbers = (NOT_MEASURED,) * 3
         if best is not None:
             numbers = (best, _rate(results, cell, best), comparison(results.comparison(cell, best, baseline)))
-        peers = (_rate(results, cell, peer) for peer in results.peers)
-        rows.append((shape(cell), cell.mask, cell.dtype, *numbers, *peers))
-    return Table(columns, tuple(rows))
+        rows.append((shape(cell), cell.mask, cell.dtype, *numbers, *(_rate(results, cell, peer) for peer in peers)))
+    table = Table(columns, tuple(rows))
+    return table if dtype is None else table.without("dtype")
+
+
+def step_table(results: Results, leg: Leg) -> Table:
+    """A leg in few columns: time, the two ratios with their verdicts, and the prediction's outcome."""
+    baseline = results.ladder.baseline
+    rows = []
+    for rung in leg.rungs:
+        us = results.median_us(leg.cell, rung.id)
+        step = ratio(results.comparison(leg.cell, rung.id, rung.parent)) if rung.parent else NOT_APPLICABLE
+        judged = [p.outcome for p in results.predictions if p.rung == rung.id and p.metric == "time"]
+        against = ratio(results.comparison(leg.cell, rung.id, baseline))
+        rows.append((rung.id, _optional(us), step, against, "; ".join(judged) or NOT_APPLICABLE))
+    return Table(("rung", "us", "x parent", f"x {baseline}", "prediction"), tuple(rows))
+
+
+def against_peers(results: Results) -> Table:
+    """The best of all rungs against each measured peer: verdicts over all cells, ratios over the headline set."""
+    best = champion(results)
+    large = set(headline_cells(results))
+    rows = []
+    for peer in results.peers:
+        pairs = [
+            (cell, c) for cell in results.cells if best and (c := results.comparison(cell, best, peer)) and c.ratio
+        ]
+        if not pairs:
+            continue
+        verdicts = [c.verdict for _, c in pairs]
+        counts = "/".join(str(verdicts.count(v)) for v in ("faster", "same", "slower"))
+        ratios = [c.ratio for cell, c in pairs if cell in large and c.ratio]
+        spread = (math.exp(fmean(map(math.log, ratios))), min(ratios), max(ratios)) if ratios else ()
+        rows.append((peer, counts, *(map(number, spread) if spread else (NOT_MEASURED,) * 3)))
+    return Table(("peer", "faster/same/slower", "mean", "least", "most"), tuple(rows))
 
 
 def peers(results: Results, info: RunInfo) -> Table:
@@ -280,7 +325,7 @@ def peers(results: Results, info: RunInfo) -> Table:
     for name in results.peers:
         peer = PEERS.get(name)
         timed = [cell for cell in results.cells if results.median_us(cell, name) is not None]
-        ratios = [ratio for cell in timed if (ratio := results.ratio(cell, name, baseline)) is not None]
+        ratios = [factor for cell in timed if (factor := results.ratio(cell, name, baseline)) is not None]
         mean = number(math.exp(fmean(map(math.log, ratios)))) if ratios else NOT_MEASURED
         rows.append(
             (
@@ -335,7 +380,7 @@ def leave_one_out(results: Results, parent: str) -> Table:
     dtype = results.ladder.reference.dtype
     variants = [v for v in results.ladder.variants if v.id in results.variants and v.parent == parent]
     cells = [c for c in results.cells if c.dtype == dtype and any(results.arm(c, v.id) for v in variants)]
-    rows = [(v.id, v.change, *(_ratio(results.comparison(cell, v.id, parent)) for cell in cells)) for v in variants]
+    rows = [(v.id, v.change, *(ratio(results.comparison(cell, v.id, parent)) for cell in cells)) for v in variants]
     return Table(("variant", "change", *(f"{shape(cell)} {cell.mask}" for cell in cells)), tuple(rows))
 
 
@@ -364,7 +409,7 @@ def _largest_errors(records: Sequence[CheckRecord]) -> tuple[str, str, str]:
     return str(len(errors)), f"{largest[0]:.2g}", f"{largest[1]:.2g}"
 
 
-def _ratio(value: Comparison | None) -> str:
+def ratio(value: Comparison | None) -> str:
     """The ratio and its verdict; its interval is in the figure and the summary."""
     if value is None:
         return NOT_MEASURED
@@ -426,8 +471,8 @@ def predictions(results: Results) -> Table:
         (
             p.rung,
             p.metric,
-            _expected(p),
-            _measured_ratio(p),
+            expected(p),
+            measured(p),
             p.outcome,
             "; ".join(_notes(results, p)) or NOT_APPLICABLE,
         )
@@ -436,7 +481,15 @@ def predictions(results: Results) -> Table:
     return Table(("rung", "metric", "expected ratio", "measured", "outcome", "note"), tuple(rows))
 
 
-def _measured_ratio(p: PredictionOutcome) -> str:
+def judged(results: Results, rung: Rung) -> Table:
+    """A rung's predictions, their reasons and what became of them."""
+    reasons = {p.metric: p.reason for p in rung.predictions}
+    found = [p for p in results.predictions if p.rung == rung.id]
+    rows = tuple((p.metric, expected(p), measured(p), p.outcome, reasons.get(p.metric, "")) for p in found)
+    return Table(("predicted metric", "expected ratio", "measured", "outcome", "because"), rows)
+
+
+def measured(p: PredictionOutcome) -> str:
     """With its interval where there is one: a counter is read once."""
     if p.measured is None:
         return NOT_MEASURED
@@ -451,7 +504,7 @@ def bottlenecks(results: Results, cell: Cell) -> Table:
         profile = results.profiles.get((cell, name))
         if found is None:
             if profile is not None:
-                rows.append((name, NOT_MEASURED, *(NOT_APPLICABLE,) * 4, f"{profile.cause}: {profile.reason}"))
+                rows.append((name, NOT_MEASURED, *(NOT_APPLICABLE,) * 4, unprofiled(profile)))
             continue
         for finding in found.findings:
             values = (finding.metric, number(finding.value), number(finding.threshold), number(finding.score))
@@ -464,9 +517,16 @@ def bottlenecks(results: Results, cell: Cell) -> Table:
     return Table(("kernel", "rule", "metric", "value", "threshold", "could save at most", "what to do"), tuple(rows))
 
 
+def unprofiled(profile: NcuRecord | None) -> str:
+    """Why an arm has no counters."""
+    return "not profiled in this run" if profile is None else f"{profile.cause}: {profile.reason}"
+
+
 MOST_MOVED = 8
 LEAST_MOVED = 1.05
 """A counter that changed by less is not shown."""
+LEAST_STALL = 0.05
+"""Cycles an issue below which a stall is none, however its ratio came out."""
 
 
 def counters_moved(results: Results, rung: Rung, cell: Cell) -> Table:
@@ -479,11 +539,22 @@ def counters_moved(results: Results, rung: Rung, cell: Cell) -> Table:
     moved = []
     for name in before.keys() & after.keys():
         a, b = before[name].value, after[name].value
+        if name == bottleneck.DURATION or ("issue_stalled" in name and max(a, b) < LEAST_STALL):
+            continue
         if a > 0 and b > 0 and max(a, b) / min(a, b) >= LEAST_MOVED:
             moved.append((abs(math.log(b / a)), name, a, b))
     moved.sort(reverse=True)
     rows = [(name, number(a), number(b), number(b / a)) for _, name, a, b in moved[:MOST_MOVED]]
     return Table(columns, tuple(rows))
+
+
+def config_diff(builds: Sequence[BuildRecord], rung: Rung) -> Table:
+    """The fields of the kernel's configuration that differ from the parent's."""
+    by_id = {b.rung: b.config for b in builds}
+    before, after = by_id.get(rung.parent or "", {}), by_id.get(rung.id, {})
+    names = [name for name in after if before.get(name) != after[name]] if before else []
+    rows = tuple((name, str(before.get(name, NOT_APPLICABLE)), str(after[name])) for name in names)
+    return Table(("field", rung.parent or "", rung.id), rows)
 
 
 def sass_diff(builds: Sequence[BuildRecord], rung: Rung, cell: Cell, arch: str | None) -> Table:
@@ -504,10 +575,11 @@ def finding(results: Results, rung: Rung) -> str | None:
     """A rung's finding with its quotes filled in from the counters at the reference."""
     if rung.finding is None:
         return None
-    return rung.finding.format(**{name: _quoted(results, rung, quote) for name, quote in rung.quotes.items()})
+    return rung.finding.format(**{name: quoted(results, rung, quote) for name, quote in rung.quotes.items()})
 
 
-def _quoted(results: Results, rung: Rung, quote: Quote) -> str:
+def quoted(results: Results, rung: Rung, quote: Quote) -> str:
+    """A counter of the rung and its parent at the reference, in the form that the quote asks for."""
     before, after = (
         results.counter(results.ladder.reference, arm, quote.metric) for arm in (rung.parent or "", rung.id)
     )
@@ -535,6 +607,26 @@ def _notes(results: Results, p: PredictionOutcome) -> list[str]:
     text = next((finding(results, r) for r in results.ladder.rungs if r.id == p.rung), None)
     explains = p.metric == "time" and p.outcome == "refuted"
     return [note for note in (p.note, text if explains else None) if note]
+
+
+def history(results: Results, past: Sequence[Past]) -> Table:
+    """What earlier work stated beside what this run measured for the same step."""
+    rows = [(p.what, p.then, p.kind, *_answer(results, p)) for p in past]
+    return Table(("what", "then", "kind", "here", "this run"), tuple(rows))
+
+
+def _answer(results: Results, past: Past) -> tuple[str, str]:
+    """Which step answers, and its figures."""
+    reference = results.ladder.reference
+    if past.steps is not None:
+        before, after = past.steps
+        factor = results.ratio(reference, after, before)
+        return f"{before} to {after}", NOT_MEASURED if factor is None else f"{number(factor)}x"
+    if past.cell is not None:
+        times = ((name, results.median_us(past.cell, name)) for name in past.arms)
+        return "the same shape", ", ".join(f"{name} {_optional(us, ' us')}" for name, us in times)
+    counts = ((name, results.counter(reference, name, past.counter or "")) for name in past.arms)
+    return past.counter or "", ", ".join(f"{name} {NOT_MEASURED if n is None else f'{n:g}'}" for name, n in counts)
 
 
 def machine(info: RunInfo) -> Table:

@@ -75,9 +75,9 @@ def test_what_was_not_measured_says_so(run: RunDir, results: Results) -> None:
 def test_the_report_shows_findings_cards_and_why_a_prediction_failed(run: RunDir) -> None:
     files = report.generate(run, LADDER)
     text = files["report.md"].decode()
-    assert "## Evidence" in text
+    assert "## Bottlenecks" in text
     assert "grid too small" in text
-    assert "### r03_warp_reduce: warp shuffles" in text
+    assert "### r03_warp_reduce\n\nWarp shuffles." in text
     assert "of \\*this\\*" in text
     assert {"stalls.svg", "pipes.svg", "roofline.svg", "calibration.pdf"} <= set(files)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from flashladder import report
+from flashladder import page, report
 from flashladder.artifact import Section
 from flashladder.claims import Claim, Order, View, evaluate
 from flashladder.errors import FlashladderError
@@ -24,8 +25,11 @@ GENERATED = {
     f"paper/generated/{name}"
     for name in (
         "ablation_portable.tex",
-        "headline.tex",
+        "headline_fp16.tex",
+        "history.tex",
         "macros.tex",
+        "peers.tex",
+        "report.html",
         *(f"{f}.{form}" for f in FIGURES for form in PUBLISHED),
     )
 }
@@ -72,7 +76,7 @@ def test_links_lead_to_generated_files(files: dict[str, bytes], flat: dict[str, 
 def test_generating_again_without_raw_timings_gives_the_same_bytes(
     run: RunDir, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    for name in ("run.json", "build.jsonl", "diagnosis.jsonl"):
+    for name in ("run.json", "build.jsonl", "check.jsonl", "diagnosis.jsonl"):
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
     assert report.generate(RunDir(tmp_path), made.LADDER, readme=files["README.md"].decode()) == files
 
@@ -164,6 +168,17 @@ def test_a_run_where_nothing_was_timed_says_so(tmp_path: Path) -> None:
     text = made_files["report.md"].decode()
     assert "No rung was timed." in text
     assert b"not measured" in made_files["macros.tex"]
+
+
+def test_without_the_library_of_the_page_another_run_has_the_rest_and_the_pinned_one_an_error(
+    run: RunDir, flat: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    page.library.cache_clear()
+    assert set(report.generate(run, made.LADDER)) == set(flat) - {"report.html"}
+    with pytest.raises(FlashladderError, match="vl-convert-python"):
+        report.generate(run, made.LADDER, readme=README)
+    page.library.cache_clear()
 
 
 def test_a_run_without_a_diagnosis_is_an_error(tmp_path: Path) -> None:

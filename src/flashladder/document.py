@@ -1,0 +1,43 @@
+"""What every page of one run is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashladder import paths
+from flashladder.diagnose import Results, load_results
+from flashladder.ladder import Ladder
+from flashladder.model import Agreement, BuildRecord, CheckRecord, RunInfo
+from flashladder.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Document:
+    info: RunInfo
+    results: Results
+    builds: list[BuildRecord]
+    agreements: list[Agreement]
+    checks: list[CheckRecord]
+    figures: str
+    """Folder of the figures, relative to the Markdown pages, "" or with a final slash."""
+    records: str | None
+    """Folder of the run's records in the repository, with a final slash; None for pages that stand elsewhere."""
+
+
+FIGURES = "paper/generated/"
+
+
+def load(run: RunDir, ladder: Ladder, *, in_repository: bool) -> Document:
+    """Raises FlashladderError when the run has no diagnosis."""
+    records = None
+    if in_repository and run.path.resolve().is_relative_to(paths.ROOT.resolve()):
+        records = f"{run.path.resolve().relative_to(paths.ROOT.resolve())}/"
+    return Document(
+        info=run.info,
+        results=load_results(run, ladder),
+        builds=run.builds(),
+        agreements=run.agreements(),
+        checks=run.checks(),
+        figures=FIGURES if in_repository else "",
+        records=records,
+    )
