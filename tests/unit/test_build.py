@@ -131,8 +131,11 @@ def test_a_lock_says_nothing_of_an_architecture_that_it_does_not_hold(tree: Copy
 
 
 def test_machine_code_has_the_repositorys_sums(built: list[BuildRecord]) -> None:
-    sums = verify.read_sums(f"nvcc {toolchain.find_nvcc().version}")
-    assert sums is not None
+    version = toolchain.find_nvcc().version
+    sums = verify.read_sums(f"nvcc {version}")
+    if sums is None:
+        assert version != "13.0.88"
+        return
     assert {r.rung: r.cubins for r in built} == {r.rung: sums.rungs[r.rung].cubins for r in built}
 
 
