@@ -79,7 +79,7 @@ def test_what_did_not_build_spills_or_is_wrong_says_so() -> None:
 def test_a_choice_that_is_no_candidate_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = msgspec.structs.replace(load_tuning(), choice=(Choice(head_dim=64, mask="full", blocking="d64_1x1_1"),))
     load_tuning.cache_clear()
-    monkeypatch.setattr(ladder, "_load", lambda *_: wrong)
+    monkeypatch.setattr(ladder, "load_toml", lambda *_: wrong)
     with pytest.raises(FlashladderError, match="'d64_1x1_1' is no candidate at head_dim 64; expected one of d64_128"):
         load_tuning()
     load_tuning.cache_clear()
