@@ -51,6 +51,8 @@ class _Card:
     predictions: Table
     why: str | None
     remark: Markup | None
+    counted: str
+    """Where the counters were read."""
     counters: Table
     sass: Table
     findings: Table
@@ -256,8 +258,9 @@ def _card(document: Document, prose: Prose, rung: Rung) -> _Card:
     arm = results.arm(cell, rung.id)
     step = results.comparison(cell, rung.id, rung.parent) if rung.parent is not None else None
     remark = prose.rungs.get(rung.id)
-    found = results.bottlenecks(cell, rung.id)
-    profile = results.profiles.get((cell, rung.id))
+    counted = tables.counters_cell(results, rung)
+    found = results.bottlenecks(counted, rung.id)
+    profile = results.profiles.get((counted, rung.id))
     return _Card(
         rung=rung,
         at=f"{shape(cell)}, {cell.dtype}, {cell.mask}",
@@ -266,9 +269,10 @@ def _card(document: Document, prose: Prose, rung: Rung) -> _Card:
         predictions=tables.judged(results, rung),
         why=tables.finding(results, rung),
         remark=None if remark is None else _html(remark),
-        counters=tables.counters_moved(results, rung, cell),
+        counted=shape(counted),
+        counters=tables.counters_moved(results, rung, counted),
         sass=tables.sass_diff(document.builds, rung, cell, document.info.machine.arch),
-        findings=_findings(document, rung, cell),
+        findings=_findings(document, rung, counted),
         unprofiled=None if found is not None else tables.unprofiled(profile),
         diff=_diff(document, rung),
     )

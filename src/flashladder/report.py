@@ -238,7 +238,7 @@ def _rungs(document: Document, words: Prose) -> list[str]:
         cell = results.ladder.cell_of(rung)
         parts += [
             f"### {markdown_escape(rung.id)}",
-            f"{markdown_escape(rung.change[0].upper() + rung.change[1:])}. {_where(document, rung)}",
+            f"**{markdown_escape(rung.change)}.** {_where(document, rung)}",
             *([words.rungs[rung.id]] if rung.id in words.rungs else []),
         ]
         time = tables.time(results.arm(cell, rung.id))
@@ -250,14 +250,21 @@ def _rungs(document: Document, words: Prose) -> list[str]:
         why = tables.finding(results, rung)
         if why is not None and rung.id not in words.rungs:
             parts.append(f"What the counters say: {markdown_escape(why)}.")
+        counted = tables.counters_cell(results, rung)
         shown = (
-            tables.config_diff(document.builds, rung),
-            tables.judged(results, rung),
-            tables.counters_moved(results, rung, cell),
-            tables.sass_diff(document.builds, rung, cell, arch),
+            ("", tables.config_diff(document.builds, rung)),
+            ("", tables.judged(results, rung)),
+            (_counted(counted, cell), tables.counters_moved(results, rung, counted)),
+            ("", tables.sass_diff(document.builds, rung, cell, arch)),
         )
-        parts += [markdown(table) for table in shown if table.rows]
+        for title, table in shown:
+            parts += [title, markdown(table)] if table.rows else []
     return parts
+
+
+def _counted(counted: Cell, read: Cell) -> str:
+    """Where the counters of a step were read, if not where its time was."""
+    return "" if counted == read else f"Counters at {shape(counted)}, {counted.dtype}, {counted.mask}:"
 
 
 def _where(document: Document, rung: Rung) -> str:

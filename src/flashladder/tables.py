@@ -522,6 +522,14 @@ def unprofiled(profile: NcuRecord | None) -> str:
     return "not profiled in this run" if profile is None else f"{profile.cause}: {profile.reason}"
 
 
+def counters_cell(results: Results, rung: Rung) -> Cell:
+    """Whose counters tell of a step: the cell that the rung is read at, or one where it and its parent have some."""
+    own = results.ladder.cell_of(rung)
+    names = [name for name in (rung.id, rung.parent) if name is not None]
+    cells = (own, results.ladder.reference, *(cell for cell, _ in results.profiles))
+    return next((c for c in cells if all(results.counter(c, name, bottleneck.DURATION) for name in names)), own)
+
+
 MOST_MOVED = 8
 LEAST_MOVED = 1.05
 """A counter that changed by less is not shown."""

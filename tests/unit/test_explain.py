@@ -77,7 +77,7 @@ def test_the_report_shows_findings_cards_and_why_a_prediction_failed(run: RunDir
     text = files["report.md"].decode()
     assert "## Bottlenecks" in text
     assert "grid too small" in text
-    assert "### r03_warp_reduce\n\nWarp shuffles." in text
+    assert "### r03_warp_reduce\n\n**warp shuffles.**" in text
     assert "of \\*this\\*" in text
     assert {"stalls.svg", "pipes.svg", "roofline.svg", "calibration.pdf"} <= set(files)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import facts, paths, prose, report, rundir, tables
+from flashladder import bottleneck, facts, paths, prose, report, rundir, tables
 from flashladder.document import Document, load
 from flashladder.errors import FlashladderError
 from flashladder.ladder import load_history, load_ladder
+from flashladder.model import Cell
 from tests.unit import synthetic as made
 
 
@@ -143,6 +144,19 @@ def test_docs_state_no_measured_number_but_the_generated_ones() -> None:
     for file in (paths.ROOT / "docs").glob("*.md"):
         if file.name != "cookbook.md":
             assert prose.typed_number(file.read_text()) is None, file.name
+
+
+def test_a_step_shows_the_counters_of_its_own_cell_or_of_one_that_has_them(document: Document) -> None:
+    results, ladder = document.results, load_ladder()
+    for rung in ladder.rungs:
+        both = [name for name in (rung.id, rung.parent) if name is not None]
+
+        def counted(cell: Cell, names: list[str] = both) -> bool:
+            return all(results.counter(cell, name, bottleneck.DURATION) for name in names)
+
+        own, chosen = ladder.cell_of(rung), tables.counters_cell(results, rung)
+        assert counted(chosen) or not any(counted(cell) for cell in results.cells)
+        assert chosen == own or not counted(own)
 
 
 def test_history_stands_beside_what_was_measured(document: Document) -> None:
