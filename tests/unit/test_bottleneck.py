@@ -161,16 +161,22 @@ FIRST = {
 """Rung -> rule and metric of its first finding at the reference: what the next rung, or its parent's loss, is about."""
 
 
-def test_the_recorded_rungs_are_first_found_to_have_the_fault_that_the_next_one_mends() -> None:
-    run, reference = profiled(), load_ladder().reference
-    profiles = {p.arm: p for p in run.profiles() if p.cell == reference and p.kernels}
-    assert {rung.id for rung in load_ladder().rungs} <= profiles.keys()
-    for arm, (rule, metric) in FIRST.items():
-        if arm not in profiles:
-            continue
-        first = b.diagnose(profiles[arm], None, run.info.machine.arch, run.info.machine.sm_count).findings[0]
-        assert (arm, first.rule) == (arm, rule)
-        assert first.metric.startswith(metric)
+@pytest.mark.parametrize("arm", FIRST)
+def test_a_recorded_rung_is_first_found_to_have_the_fault_that_the_next_one_mends(arm: str) -> None:
+    run, ladder = profiled(), load_ladder()
+    profiles = {p.arm: p for p in run.profiles() if p.cell == ladder.reference and p.kernels}
+    if arm not in profiles and ladder[arm].kind == "variant":
+        pytest.skip(f"run {run.info.id} has no counters of {arm}")
+    rule, metric = FIRST[arm]
+    first = b.diagnose(profiles[arm], None, run.info.machine.arch, run.info.machine.sm_count).findings[0]
+    assert first.rule == rule
+    assert first.metric.startswith(metric)
+
+
+def test_every_rung_has_recorded_counters_at_the_reference() -> None:
+    ladder = load_ladder()
+    recorded = {p.arm for p in profiled().profiles() if p.cell == ladder.reference and p.kernels}
+    assert {rung.id for rung in ladder.rungs} <= recorded
 
 
 def test_of_the_recorded_rungs_those_that_spill_and_no_others_use_local_memory() -> None:
