@@ -42,7 +42,6 @@ constexpr const char* kWrongDevice = "q is not in GPU memory, expected a CUDA te
 constexpr bool kEmulated = kDevice == kDLCPU;
 constexpr int kMaxGridYZ = 65535;
 constexpr int64_t kMaxSeq = int64_t{1} << 30;
-constexpr int64_t kMaxSplits = 256;
 
 std::string dtype_name(DLDataType t) {
   const char* kind = t.code == kDLFloat ? "float" : t.code == kDLBfloat ? "bfloat" : t.code == kDLInt ? "int" : "type";
@@ -139,10 +138,10 @@ Tile choose(const flashladder::Rung& rung, Params& p, int device, const Forced* 
   }
   Tile tile = rung.plan(p, rung.multiprocessors(device));
   if (forced != nullptr) {
-    if (forced->tile < 0 || forced->tile > 2 || forced->splits < 1 || forced->splits > kMaxSplits ||
+    if (forced->tile < 0 || forced->tile > 2 || forced->splits < 1 || forced->splits > flashladder::kMaxSplits ||
         (forced->tile == 0 && forced->splits != 1))
       TVM_FFI_THROW(ValueError) << "tile " << forced->tile << " with " << forced->splits
-                                << " splits, expected 0 with 1, or 1 or 2 with up to " << kMaxSplits;
+                                << " splits, expected 0 with 1, or 1 or 2 with up to " << flashladder::kMaxSplits;
     tile = static_cast<Tile>(forced->tile);
     p.splits = static_cast<int32_t>(forced->splits);
   }

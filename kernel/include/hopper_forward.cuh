@@ -89,7 +89,8 @@ struct HopperForward {
     return {m0, head, batch, ceil_div(visible_keys(p, min(m0 + kM, p.seq_q) - 1), kN)};
   }
 
-  // The items of this block. Persistent blocks take equal ones in turns. Causal ones differ: blocks take them longest
+  // The items of this block. Persistent blocks take them in turns, a place further each time: a head's last tile may
+  // have few rows, and the blocks are often a multiple of its tiles. Causal ones differ more: blocks take them longest
   // first within a section of heads, in turns from the first to the last and back, so that each gets of the long and of
   // the short ones.
   struct Items {
@@ -103,7 +104,8 @@ struct HopperForward {
       }
       const int m_tiles = ceil_div(p.seq_q, kM), heads = p.heads_q * p.batch, blocks = gridDim.x;
       if (!p.causal) {
-        const int64_t i = static_cast<int64_t>(turn++) * blocks + place;
+        const int64_t i = static_cast<int64_t>(turn) * blocks + (place + turn) % blocks;
+        ++turn;
         const int head = static_cast<int>(i / m_tiles);
         if (head < heads) item = item_at(p, static_cast<int>(i % m_tiles), head % p.heads_q, head / p.heads_q);
         return head < heads;

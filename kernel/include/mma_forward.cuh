@@ -526,21 +526,23 @@ struct MmaForward {
   }
 };
 
-// Weighs the parts of a row, one a split, by their sums. A warp owns a row; a part that saw no key weighs nothing.
+// Weighs the parts of a row, one a split, by their sums. A warp owns a row and a lane a part's weight; a part that saw
+// no key weighs nothing.
 template <class T, int D>
 __device__ void combine_splits(const Params& p) {
   const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q * p.seq_q;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineRows + threadIdx.x / 32;
   if (i >= rows) return;
   constexpr int kColumns = D / 32;  // a lane's
-  const int column = threadIdx.x % 32 * kColumns;
-  float max_lse = -CUDART_INF_F, total = 0.f, sum[kColumns] = {};
-  for (int s = 0; s < p.splits; ++s) max_lse = fmaxf(max_lse, p.part_lse[s * rows + i]);
+  const int lane = threadIdx.x % 32, column = lane * kColumns;
+  const float part_lse = lane < p.splits ? p.part_lse[lane * rows + i] : -CUDART_INF_F;
+  const float max_lse = warp_max(part_lse), weight = ptx::ex2(part_lse - finite_max(max_lse)), total = warp_sum(weight);
+  float sum[kColumns] = {};
+#pragma unroll 8  // loads in flight
   for (int s = 0; s < p.splits; ++s) {
-    const float weight = ptx::ex2(p.part_lse[s * rows + i] - finite_max(max_lse));
-    total += weight;
+    const float w = __shfl_sync(kFullWarp, weight, s);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum[c] += weight * p.part_o[(s * rows + i) * D + column + c];
+    for (int c = 0; c < kColumns; ++c) sum[c] += w * p.part_o[(s * rows + i) * D + column + c];
   }
   const int row = i % p.seq_q, head = i / p.seq_q % p.heads_q, batch = i / p.seq_q / p.heads_q;
   const float inverse = inverse_sum(total);

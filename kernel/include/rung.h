@@ -59,6 +59,8 @@ enum class Loads : int32_t {
   tma,      // one thread, by tensor maps; mbarriers tell what has arrived
 };
 
+constexpr int32_t kMaxSplits = 32;  // of the keys: a lane each of the warp that joins the parts of a row
+
 // What makes a rung: a child differs from its parent in exactly the fields that experiments/ladder.toml declares.
 struct Config {
   int32_t tile_m, tile_n;  // shared-memory tile, queries x keys; 0 x 0: no tile

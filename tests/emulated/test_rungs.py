@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from flashladder import ablation, check, emulation, native
+from flashladder import build as building
 from flashladder.arms import LoadedArm
 from flashladder.arrays import HostMemory
 from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
@@ -40,6 +41,7 @@ def _is_first_type(case: Case) -> bool:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> emulation.CpuCheck:
+    building.compile_targets(building.targets(LADDER.rungs, building.ALL_ARCHS))  # whose host code is used
     selection = ablation.Selection(out=tmp_path_factory.mktemp("cpu"))
     session = emulation.open_check(selection, Options())
     half = emulation.open_check(selection, Options(), [case.id for case in session.cases if _is_first_type(case)])
@@ -213,7 +215,9 @@ def test_a_rung_can_be_made_to_follow_a_plan(built: emulation.CpuCheck, plan: tu
     assert one.memory.counters["blocks"] == tiles * parts + combining
 
 
-@pytest.mark.parametrize(("rung", "plan"), [("r13_tuned", (0, 2)), ("r13_tuned", (3, 1)), ("r08_mma_sync", (0, 1))])
+@pytest.mark.parametrize(
+    ("rung", "plan"), [("r13_tuned", (0, 2)), ("r13_tuned", (3, 1)), ("r13_tuned", (2, 33)), ("r08_mma_sync", (0, 1))]
+)
 def test_a_plan_that_a_rung_cannot_follow_is_refused(
     built: emulation.CpuCheck, rung: str, plan: tuple[int, int]
 ) -> None:
