@@ -358,10 +358,10 @@ struct HopperForward {
         ptx::barrier_arrive(kTurnBarrier + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
     }
 
-    // A warp has read the tile.
+    // A warp has read the tile: its lanes apart by ldmatrix and on O's way out, else by wgmma, whose wait joins them.
     static __device__ void release(uint64_t* barrier) {
       if constexpr (C.specialized) {
-        __syncwarp();
+        if constexpr (C.stale_max || C.persistent) __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
       }
     }
@@ -412,8 +412,10 @@ struct HopperForward {
       // phase; turns of tiles this wide keep it from that by themselves.
       for (; tile >= my_tiles; --tile, stage.advance()) {
         refill(tile);
-        ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
-        ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);  // redundant: ping_pong
+        if constexpr (C.specialized) {
+          ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
+          ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);  // redundant: ping_pong
+        }
         take_turn();
         pass_turn();
         release(&smem.k_empty[stage.index]);

@@ -3,6 +3,8 @@
 // its registers: the accumulators of Q K^T are, rounded, the left operand of P V. The lanes of a quad share a row.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "plan.h"
 #include "softmax.cuh"
@@ -40,8 +42,11 @@ struct MmaForward {
     }
   };
 
+  // Q lies in the stage that is filled last, where registers have taken it by then.
+  static constexpr bool kQInStage = kQInRegisters && kKeyWarps > 1 && kStages > 2;
+  struct Nothing {};
   struct Shared {
-    Tile<kM> q;
+    std::conditional_t<kQInStage, Nothing, Tile<kM>> q;
     union {
       struct {
         Tile<kN> k[kBuffers], v[kBuffers];
@@ -106,6 +111,14 @@ struct MmaForward {
         *reinterpret_cast<uint4*>(to) = x;
       }
     }
+  }
+
+  // first: of the block's tiles of keys.
+  static __device__ Tile<kM>& query_tile(Shared& smem, int first) {
+    if constexpr (kQInStage)
+      return reinterpret_cast<Tile<kM>&>(smem.v[(first + kBuffers - 1) % kBuffers]);
+    else
+      return smem.q;
   }
 
   // Shared address of a lane's row of fragments, at chunk 0 or 1; `at` moves it by an even number of chunks. Not kept
@@ -373,7 +386,8 @@ struct MmaForward {
       if constexpr (kStages > 0) ptx::cp_async_commit();
     };
 
-    if constexpr (!kTma) load_tile(smem.q, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
+    Tile<kM>& q_tile = query_tile(smem, first);
+    if constexpr (!kTma) load_tile(q_tile, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
     if constexpr (kStages > 0) {
       if constexpr (!kTma) ptx::cp_async_commit();
 #pragma unroll
@@ -383,7 +397,7 @@ struct MmaForward {
     __syncthreads();
     if constexpr (kTma) ptx::mbarrier_wait(&arrivals.q, 0);
     QFragments q_registers;
-    const uint32_t q_row = row_address(smem.q, warp_row + lane % 16, lane / 16);
+    const uint32_t q_row = row_address(q_tile, warp_row + lane % 16, lane / 16);
     if constexpr (kQInRegisters) {
 #pragma unroll
       for (int d = 0; d < D / 16; ++d) load_q(q_registers[d], q_row, d);
@@ -537,12 +551,22 @@ __device__ void combine_splits(const Params& p) {
   const int lane = threadIdx.x % 32, column = lane * kColumns;
   const float part_lse = lane < p.splits ? p.part_lse[lane * rows + i] : -CUDART_INF_F;
   const float max_lse = warp_max(part_lse), weight = ptx::ex2(part_lse - finite_max(max_lse)), total = warp_sum(weight);
+  constexpr int kInFlight = 16;
   float sum[kColumns] = {};
-#pragma unroll 8  // loads in flight
-  for (int s = 0; s < p.splits; ++s) {
-    const float w = __shfl_sync(kFullWarp, weight, s);
+  for (int first = 0; first < p.splits; first += kInFlight) {
+    float x[kInFlight][kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum[c] += w * p.part_o[(s * rows + i) * D + column + c];
+    for (int s = 0; s < kInFlight; ++s) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        x[s][c] = first + s < p.splits ? p.part_o[((first + s) * rows + i) * D + column + c] : 0.f;
+    }
+#pragma unroll
+    for (int s = 0; s < kInFlight; ++s) {
+      const float w = __shfl_sync(kFullWarp, weight, first + s);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sum[c] += w * x[s][c];
+    }
   }
   const int row = i % p.seq_q, head = i / p.seq_q % p.heads_q, batch = i / p.seq_q / p.heads_q;
   const float inverse = inverse_sum(total);
@@ -558,7 +582,7 @@ __device__ void combine_splits(const Params& p) {
 constexpr Config with_rows(Config config, int rows, int head_dim) {
   config.tile_m = rows;
   config.tile_n = 8192 / head_dim;
-  config.stages = config.stages == 0 ? 0 : 2;  // 64 KB, so that a GPU with 100 KB an SM runs them too
+  config.stages = config.stages == 0 ? 0 : 3;  // 96 KB: what a GPU with 100 KB an SM runs too
   config.key_warps = 64 / rows;
   return config;
 }
