@@ -44,7 +44,7 @@ struct MmaForward {
 
   // Q lies in the stage that is filled last, where registers have taken it by then.
   static constexpr bool kQInStage = kQInRegisters && kKeyWarps > 1 && kStages > 2;
-  struct Nothing {};
+  struct alignas(kRowChunks * sizeof(Chunk<T>)) Nothing {};  // rows stay aligned, whose addresses at() flips bits of
   struct Shared {
     std::conditional_t<kQInStage, Nothing, Tile<kM>> q;
     union {
