@@ -35,7 +35,9 @@ __device__ void load_panels(Chunk<T> (&to)[panels][rows][kPanelColumns / 8], con
                   batch * map.batch_step);
 }
 
-inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+// Internal: a process has one copy of an inline function's static variable, and libraries on a GPU and on the emulator
+// have each their own encoder.
+static decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
