@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
+
 import click
 
-from flashladder import ablation, limits_report, machine, rundir, summary
-from flashladder.errors import FlashladderError
+from flashladder import ablation, brief, history, limits_report, loop, machine, paths, rundir, summary
+from flashladder.errors import Exit, FlashladderError
 from flashladder.ladder import gpu_called, gpu_named, load_gpus, load_ladder
 from flashladder.model import DTYPES, MASKS, Cell, DtypeName, Gpu, Mask, Shape
 
@@ -56,4 +60,105 @@ def _gpu(slug: str | None) -> Gpu:
     return found
 
 
-COMMANDS = (limits_command,)
+@click.command(name="loop", context_settings={"ignore_unknown_options": True})
+@click.argument("proposer", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to fill or resume."
+)
+@click.option("--iterations", type=click.IntRange(min=1), default=100, show_default=True, help="Attempts.")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Wall time.")
+@click.option("--gpu-minutes", type=click.FloatRange(min=0), help="Time of challenges that timed something.")
+@click.option("--money", type=click.FloatRange(min=0), help="What the machine may cost; needs --rate.")
+@click.option("--rate", type=click.FloatRange(min=0), help="What it costs an hour.")
+@click.option("--patience", type=click.IntRange(min=1), default=2, show_default=True, help="Non-accepts in a row.")
+@click.option("--build-failures", type=click.IntRange(min=1), default=3, show_default=True, help="In all.")
+@click.option("--roof", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of the roof.")
+@click.option("--limit", type=float, default=900.0, show_default=True, help="Seconds for one challenge.")
+@click.option("--proposer-limit", type=float, default=600.0, show_default=True, help="Seconds for one proposal.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed that the proposer is given.")
+@click.option("--referee", hidden=True, help="A stand-in for 'flashladder challenge'.")
+def loop_command(
+    proposer: tuple[str, ...],
+    out: Path,
+    iterations: int,
+    minutes: float | None,
+    gpu_minutes: float | None,
+    money: float | None,
+    rate: float | None,
+    patience: int,
+    build_failures: int,
+    roof: float,
+    limit: float,
+    proposer_limit: float,
+    seed: int,
+    referee: str | None,
+) -> None:
+    """Let PROPOSER hand in candidates to 'flashladder challenge', one after the other, until a criterion ends it.
+
+    PROPOSER is an executable and its arguments, or 'search', which searches the declared parameters with Optuna
+    (uv sync --group search). It reads the champion, its diagnosis and the ledger on stdin as JSON, writes the file that
+    "candidate" names, and ends: 0 proposed, 3 nothing more. Exit code 40 when a criterion ended the loop.
+    """
+    if money is not None and not rate:
+        raise FlashladderError("--money needs --rate: what the machine costs an hour")
+    diagnosis = _diagnosis()
+    begun = loop.Loop(
+        folder=loop.Folder(out),
+        proposer=_proposer(proposer),
+        budget=loop.Budget(
+            iterations=iterations,
+            wall_s=None if minutes is None else 60 * minutes,
+            gpu_s=None if gpu_minutes is None else 60 * gpu_minutes,
+            money=money,
+            rate=rate or 0.0,
+            patience=patience,
+            build_failures=build_failures,
+            roof=roof,
+        ),
+        first=_first_champion(diagnosis),
+        diagnosis=diagnosis,
+        seed=seed,
+        referee=loop.REFEREE if referee is None else (referee,),
+        proposer_limit_s=proposer_limit,
+        referee_limit_s=limit,
+    )
+    if machine.gpu_name() is None:
+        click.echo("No GPU here: no candidate can be timed, so none is accepted; each counts as a non-accept.")
+    progress = begun.run(click.echo)
+    attempts = begun.folder.attempts()
+    file = out / "history.svg"
+    loop.replace_file(file, history.plot(attempts))
+    click.echo(
+        f"{progress.attempts} attempts, {progress.accepted} accepted, gain {progress.gain:.4f}; "
+        f"{progress.wall_s / 60:.1f} minutes, of them {progress.gpu_s / 60:.1f} on the GPU, money {progress.money:.2f}"
+    )
+    click.echo(f"champion: {out / loop.CHAMPION}; ledger: {out / loop.LEDGER}; history: {file}")
+    click.echo(f"stopped: {progress.stopped}")
+    if progress.stopped != loop.NOTHING_LEFT:
+        sys.exit(Exit.KILLED)
+
+
+def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
+    if named[0] == "search":
+        return (*loop.SEARCH, *named[1:])
+    found = shutil.which(named[0])
+    if found is None:
+        raise FlashladderError(f"{named[0]} is no executable; expected one, or 'search'")
+    return (str(Path(found).resolve()), *named[1:])
+
+
+def _diagnosis() -> loop.Diagnosis | None:
+    """Of the last run on a GPU like the one here, else of the pinned run."""
+    here, name = rundir.recorded(), machine.gpu_name()
+    alike = [run for run in here if run.info.machine.gpu == name and run.diagnosis()]
+    run = max(alike, key=lambda run: run.info.date, default=None) or ablation.pinned_run()
+    return None if run is None else brief.diagnosis_of(run, load_ladder())
+
+
+def _first_champion(found: loop.Diagnosis | None) -> loop.Champion:
+    ladder = load_ladder()
+    rung = ladder[found.rung] if found is not None else ladder.rungs[-1]
+    return loop.Champion(id=rung.id, file=str(paths.ROOT / rung.source))
+
+
+COMMANDS = (limits_command, loop_command)
