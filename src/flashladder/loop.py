@@ -459,6 +459,8 @@ class Loop:
                 "--json",
                 "--out",
                 str((self.folder.path / CHALLENGES).resolve()),
+                "--budget",  # of challenges, which share the chance of a false accept
+                str(self.budget.iterations),
                 *self.referee_options,
             )
             with out.open("wb") as stdout:

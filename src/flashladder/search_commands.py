@@ -73,6 +73,7 @@ def _gpu(slug: str | None) -> Gpu:
 @click.option("--patience", type=click.IntRange(min=1), default=2, show_default=True, help="Non-accepts in a row.")
 @click.option("--build-failures", type=click.IntRange(min=1), default=3, show_default=True, help="In all.")
 @click.option("--roof", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of the roof.")
+@click.option("--shape", "shapes", multiple=True, metavar="SET|ID", help="Challenge in these alone; repeatable.")
 @click.option("--limit", type=float, default=900.0, show_default=True, help="Seconds for one challenge.")
 @click.option("--proposer-limit", type=float, default=600.0, show_default=True, help="Seconds for one proposal.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed that the proposer is given.")
@@ -88,6 +89,7 @@ def loop_command(
     patience: int,
     build_failures: int,
     roof: float,
+    shapes: tuple[str, ...],
     limit: float,
     proposer_limit: float,
     seed: int,
@@ -118,6 +120,7 @@ def loop_command(
         first=_first_champion(diagnosis),
         diagnosis=diagnosis,
         seed=seed,
+        referee_options=tuple(word for shape in shapes for word in ("--shape", shape)),
         referee=loop.REFEREE if referee is None else (referee,),
         proposer_limit_s=proposer_limit,
         referee_limit_s=limit,

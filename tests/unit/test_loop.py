@@ -28,6 +28,7 @@ REFEREE = """
 import hashlib, json, pathlib, sys
 file = pathlib.Path(sys.argv[1])
 assert sys.argv[2:4] == ["--json", "--out"], sys.argv
+assert sys.argv[5:7] == ["--budget", "100"], sys.argv
 words = file.read_text().split()
 verdict, ratio = words[1], float(words[2])
 with open(file.parent.parent.parent / "judged", "a") as judged:
@@ -43,13 +44,13 @@ print(json.dumps({
 PROPOSER = """
 import json, pathlib, sys
 brief = json.load(sys.stdin)
-folder = pathlib.Path(given["candidate"]).parent.parent.parent
+folder = pathlib.Path(brief["candidate"]).parent.parent.parent
 with open(folder / "asked", "a") as asked:
-    asked.write(str(given["number"]) + " ")
+    asked.write(str(brief["number"]) + " ")
 words = sys.argv[brief["number"]:][:1]
 if not words:
     sys.exit(3)
-pathlib.Path(given["candidate"]).write_text("// " + words[0])
+pathlib.Path(brief["candidate"]).write_text("// " + words[0])
 print("tried", words[0])
 """
 """Proposes its arguments, one after the other."""
