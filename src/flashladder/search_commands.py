@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from flashladder import ablation, brief, history, limits_report, loop, machine, paths, rundir, summary
-from flashladder.errors import Exit, FlashladderError
-from flashladder.ladder import gpu_called, gpu_named, load_gpus, load_ladder
-from flashladder.model import DTYPES, MASKS, Cell, DtypeName, Gpu, Mask, Shape
+from flashladder import (
+    ablation,
+    brief,
+    doctor,
+    guard,
+    history,
+    limits_report,
+    loop,
+    machine,
+    paths,
+    rundir,
+    summary,
+    tables,
+)
+from flashladder.arms import ArmSpec
+from flashladder.errors import BuildError, EnvironmentInvalidError, Exit, FlashladderError
+from flashladder.ladder import gpu_called, gpu_named, load_gpus, load_ladder, load_presets
+from flashladder.model import DTYPES, MASKS, Cell, DtypeName, Gpu, L2Mode, Mask, Shape
+from flashladder.rundir import RunDir
+from flashladder.stages import build_rungs
+from flashladder.terminal import bar
 
 
 @click.command(name="limits")
@@ -164,4 +182,140 @@ def _first_champion(found: loop.Diagnosis | None) -> loop.Champion:
     return loop.Champion(id=rung.id, file=str(paths.ROOT / rung.source))
 
 
-COMMANDS = (limits_command, loop_command)
+@click.command(name="guard")
+@click.argument("base", default="HEAD")
+@click.option("--rung", "rungs", multiple=True, metavar="ID", help="Only this rung (id or prefix); repeatable.")
+@click.option("--arch", "archs", multiple=True, metavar="sm_NN", help="Architecture; default: the GPU present, or all.")
+@click.option("--shape", "shapes", multiple=True, metavar="SET|ID", help="Time in these; default: the ladder's.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Run directory to fill or resume.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs and orders.")
+@click.option("--update-baseline", is_flag=True, help="Measure and store the times of the present tree instead.")
+@click.option("--why", help="Why the stored times are replaced; kept in the log.")
+def guard_command(
+    base: str,
+    rungs: tuple[str, ...],
+    archs: tuple[str, ...],
+    shapes: tuple[str, ...],
+    out: Path | None,
+    seed: int,
+    update_baseline: bool,
+    why: str | None,
+) -> None:
+    """Rebuild the kernels of commit BASE and time the present ones against them, in pairs and in one process.
+
+    Exit code 11 when one is slower, its whole interval above 2 %, or slower than its stored time by more than sessions
+    differ. Without a GPU the machine code is compared and nothing is timed.
+    """
+    if update_baseline != (why is not None):
+        raise FlashladderError("--update-baseline and --why TEXT go together: a stored time is replaced for a reason")
+    if why is not None:
+        _update_baseline(why, shapes, out, seed)
+        return
+    commit, ladder = guard.commit_of(base), load_ladder()
+    chosen, archs = ladder.select(rungs), ablation.target_archs(archs)
+    here = guard.digests_here(chosen, archs)
+    with guard.checkout(commit) as root:
+        gone = () if rungs else sorted(guard.declared_in(root) - {rung.id for rung in ladder.rungs})
+        click.echo(f"base {commit[:12]}: building what differs", err=True)
+        theirs = guard.build_base(root, guard.BaseJob(rungs=chosen, archs=archs, digests=here))
+    same = {name: built.digest for name, built in theirs.items() if built.digest is not None}
+    with bar("build", "step") as progress:
+        ours = guard.build_here(guard.BaseJob(rungs=chosen, archs=archs, digests=same), progress)
+    found = guard.changes(ours, theirs, gone)
+    differing = guard.change_table(found)
+    click.echo(f"base {commit[:12]}: {len(found) - len(differing.rows)} of {len(found)} rungs are the same")
+    if differing.rows:
+        click.echo(tables.terminal(differing))
+    if failed := [c for c in found if c.kind == "does not build"]:
+        raise BuildError(f"{failed[0].rung} {failed[0].reason}")
+    if machine.gpu_name() is None:
+        click.echo("No GPU here: machine code was compared, nothing was timed.")
+        return
+    arms = guard.specs(chosen, found, ours, theirs)
+    _time_against(commit, arms, [c.rung for c in found if c.is_timed], shapes, out, seed)
+
+
+def _time_against(
+    commit: str, arms: list[ArmSpec], timed: list[str], shapes: tuple[str, ...], out: Path | None, seed: int
+) -> None:
+    """Time what differs and what is stored; exit with the code of the worst that was found."""
+    gpu = _gpu(None)
+    stored = guard.read_baseline(gpu.slug)
+    if stored is not None:
+        if (fault := guard.unlogged(gpu.slug)) is not None:
+            raise FlashladderError(fault)
+        names = {arm.name for arm in arms}
+        arms += [spec for spec in _present_arms() if spec.name not in names]
+    if not arms:
+        click.echo("Nothing differs and no times are stored for this GPU: nothing was timed.")
+        return
+    run, cells = _guard_run(out, shapes, commit[:12]), _guard_cells(shapes)
+    with bar("guard", "step") as progress:
+        guard.measure(run, arms, cells, load_presets()["default"], seed, progress)
+    slowdowns = guard.slowdowns(run.timings(), run.checks(), timed)
+    if slowdowns:
+        click.echo(tables.terminal(guard.slowdown_table(slowdowns)))
+    trips = [] if stored is None else guard.trips(stored, run.info.machine, run.timings())
+    if trips:
+        click.echo(tables.terminal(guard.trip_table(trips)))
+    click.echo(f"records: {run.path}")
+    undecided = [s for s in slowdowns if s.verdict in ("not timed", "insufficient samples")]
+    if any(s.verdict == "regression" for s in slowdowns):
+        sys.exit(Exit.REGRESSION)
+    if undecided:
+        raise EnvironmentInvalidError(
+            f"{undecided[0].rung} in {undecided[0].cell} was not compared: {undecided[0].reason}"
+        )
+    if stored is not None and any(t.verdict == "slower" for t in trips):
+        click.echo(f"slower than stored: compare with that commit, 'flashladder guard {stored.commit[:12]}'")
+        sys.exit(Exit.REGRESSION)
+
+
+def _present_arms() -> list[ArmSpec]:
+    """Of the rungs whose times are stored."""
+    rungs = guard.guarded(load_ladder(), machine.gpu_arch())
+    with bar("build", "step") as progress:
+        records, specs = build_rungs(None, rungs, ablation.target_archs(()), progress)
+    ablation.raise_on_build_faults(rungs, records)
+    return list(specs.values())
+
+
+def _guard_cells(shapes: tuple[str, ...]) -> dict[Cell, L2Mode]:
+    ladder = load_ladder()
+    named = shapes or tuple(dict.fromkeys(leg.cell.shape.id for leg in ladder.legs))
+    return ablation.select_cells(ablation.Selection(shapes=named, dtypes=(ladder.reference.dtype,)))
+
+
+def _guard_run(out: Path | None, shapes: tuple[str, ...], name: str) -> RunDir:
+    """A run directory of this machine. Raises EnvironmentInvalidError when it cannot measure."""
+    _guard_cells(shapes)  # a wrong filter is an error before anything is built
+    if faults := [f for f in doctor.examine() if f.level == "fault"]:
+        raise EnvironmentInvalidError("; ".join(f"{f.name}: {f.text}" for f in faults))
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
+    run, here = RunDir(out or paths.BUILD / "guard" / f"{now}-{name}"), machine.fingerprint()
+    known = (run.path / rundir.INFO).exists()
+    run.write_info(ablation.resumed(run, here, "default") if known else ablation.new_info(run, "default", here))
+    return run
+
+
+def _update_baseline(why: str, shapes: tuple[str, ...], out: Path | None, seed: int) -> None:
+    """Time the last rungs in several sessions, each in a process of its own, and store the medians."""
+    if machine.gpu_name() is None:
+        raise EnvironmentInvalidError("no GPU here: a baseline is measured; nothing was stored")
+    commit, dirty = machine.git_state()
+    if dirty:
+        raise FlashladderError("tracked files differ from the commit; commit first: a baseline names what it is of")
+    gpu, cells, sessions = _gpu(None), _guard_cells(shapes), list[RunDir]()
+    arms = _present_arms()
+    first = _guard_run(out, shapes, "baseline")
+    for session in range(guard.SESSIONS):
+        run = RunDir(first.path / f"session{session}")
+        with bar(f"session {session + 1} of {guard.SESSIONS}", "step") as progress:
+            guard.measure(run, arms, cells, load_presets()["default"], seed, progress)
+        sessions.append(run)
+    made = guard.baseline_of(sessions, first.info.machine, commit, first.info.date)
+    file = guard.write_baseline(made, gpu.slug, why)
+    click.echo(f"wrote {file} and its line in {file.parent / guard.LOG}; commit both. Records: {first.path}")
+
+
+COMMANDS = (limits_command, loop_command, guard_command)
