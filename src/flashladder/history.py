@@ -25,7 +25,7 @@ def plot(attempts: Sequence[Attempt]) -> bytes:
 def _draw(figure: Figure, attempts: Sequence[Attempt]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    figure.set_size_inches(7.2, 3.0)
+    figure.set_size_inches(7.2, 3.6)
     axes = figure.subplots()
     accepted = [a.outcome == "accepted" and a.ratio is not None for a in attempts]
     steps = [a.ratio.ratio if won and a.ratio is not None else 1.0 for won, a in zip(accepted, attempts, strict=True)]
@@ -56,4 +56,4 @@ def _draw(figure: Figure, attempts: Sequence[Attempt]) -> None:
     axes.set_xlim(-0.5, max(len(attempts), 1) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
-    axes.legend(loc="upper left", fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)

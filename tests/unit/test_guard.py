@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import guard, machine, paths
+from flashladder import doctor, guard, machine, paths, search_commands
+from flashladder.arms import ArmSpec
 from flashladder.build import ALL_ARCHS
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
@@ -263,6 +264,64 @@ def test_without_a_gpu_machine_code_is_compared_and_that_is_said() -> None:
     result = _invoke("HEAD", "--rung", RUNG.id)
     assert result.exit_code == Exit.OK
     assert "No GPU here: machine code was compared, nothing was timed." in result.output
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
+    """A machine with a GPU where one rung differs from the base: what the guard finds when it times these (us)."""
+    times: dict[str, float] = {}
+    here, there = _built("1", "a"), _built("2", "b", {"sm_90a": "z"})
+
+    def measure(run: RunDir, arms: list[ArmSpec], *_: object) -> None:
+        run.append("timing", _timing({arm.name: times[arm.name] for arm in arms if arm.name in times}))
+        for check in _checks(*times):
+            run.append("check", check)
+
+    monkeypatch.setattr(machine, "gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(machine, "gpu_arch", lambda: "sm_90a")
+    monkeypatch.setattr(machine, "fingerprint", lambda: HERE)
+    monkeypatch.setattr(doctor, "examine", lambda: [])
+    monkeypatch.setattr(guard, "measure", measure)
+    monkeypatch.setattr(guard, "build_base", lambda *_: {RUNG.id: there})
+    monkeypatch.setattr(guard, "build_here", lambda *_: {RUNG.id: here})
+    monkeypatch.setattr(guard, "digests_here", lambda *_: {})
+    monkeypatch.setattr(guard, "BASELINES", tmp_path / "baselines")
+    return times
+
+
+@pytest.mark.parametrize(
+    ("present", "code", "text"),
+    [
+        (105.0, Exit.REGRESSION, "regression"),
+        (100.5, Exit.OK, "no regression"),
+        (None, Exit.ENVIRONMENT, "was not compared: here: no record"),
+    ],
+)
+def test_with_a_gpu_the_exit_code_is_the_verdict(
+    measured: dict[str, float], tmp_path: Path, present: float | None, code: Exit, text: str
+) -> None:
+    measured[BASE + RUNG.id] = 100.0
+    if present is not None:
+        measured[RUNG.id] = present
+    result = _invoke("HEAD", "--rung", RUNG.id, "--out", str(tmp_path / "run"))
+    assert result.exit_code == code, result.output
+    assert text in result.output
+    assert "differs" in result.output
+
+
+@pytest.mark.parametrize(("stored", "code"), [(100.0, Exit.OK), (90.0, Exit.REGRESSION)])
+def test_a_tripped_wire_fails_and_names_the_commit_to_compare_with(
+    measured: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: float, code: Exit
+) -> None:
+    measured.update({RUNG.id: 100.0, BASE + RUNG.id: 100.0})
+    monkeypatch.setattr(search_commands, "_present_arms", lambda: [])
+    runs = [RunDir(tmp_path / f"session{n}") for n in range(guard.SESSIONS)]
+    for run in runs:
+        run.append("timing", _timing({RUNG.id: stored}))
+    guard.write_baseline(guard.baseline_of(runs, HERE, "abcdef0123456789", "2026-01-01"), "h200", "first")
+    result = _invoke("HEAD", "--rung", RUNG.id, "--out", str(tmp_path / "run"))
+    assert result.exit_code == code, result.output
+    assert ("compare with that commit, 'flashladder guard abcdef012345'" in result.output) == (code != Exit.OK)
 
 
 @pytest.mark.usefixtures("no_gpu")
