@@ -90,6 +90,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     proposer_s: float = 0.0
     seconds: float = 0.0
     """Of the referee."""
+    gpu_s: float = 0.0
+    """Of these, with the GPU held; none where nothing could be decided."""
 
     @property
     def ratio(self) -> Ratio | None:
@@ -116,7 +118,7 @@ class Budget(Record, frozen=True, kw_only=True):
     iterations: int = 100
     wall_s: float | None = None
     gpu_s: float | None = None
-    """Seconds of challenges that timed something: they hold the GPU from end to end."""
+    """A challenge holds the GPU from end to end."""
     money: float | None = None
     rate: float = 0.0
     """Money an hour, whether the GPU is busy or not: a rented machine costs while it waits."""
@@ -200,7 +202,7 @@ def progress_of(attempts: Sequence[Attempt], budget: Budget) -> Progress:
         rejected_in_a_row=rejected,
         build_failures=sum(a.is_build_failure for a in attempts),
         wall_s=wall,
-        gpu_s=math.fsum(a.seconds for a in attempts if a.ratios),
+        gpu_s=math.fsum(a.gpu_s for a in attempts),
         money=budget.rate * wall / 3600,
         gain=math.prod(a.ratio.ratio for a in attempts if a.outcome == "accepted" and a.ratio is not None),
     )
@@ -361,6 +363,7 @@ class Loop:
     first: Champion
     diagnosis: Diagnosis | None
     seed: int = 0
+    on_gpu: bool = False
     referee: tuple[str, ...] = REFEREE
     referee_options: tuple[str, ...] = ()
     proposer_limit_s: float = 600.0
@@ -468,21 +471,22 @@ class Loop:
             verdict = _read_verdict(out)
         if child is not None and child.code is None:
             reason = f"the referee took longer than {self.referee_limit_s:g} s"
-            return msgspec.structs.replace(attempt, outcome="timeout", reason=reason, seconds=child.seconds)
+            return self._spent(attempt, "timeout", reason, child.seconds)
         if verdict is None:
             assert child is not None
             reason = f"the referee ended with exit code {child.code} and no verdict: {_last_line(child.err)}"
-            return msgspec.structs.replace(attempt, outcome="no verdict", reason=reason, seconds=child.seconds)
+            return self._spent(attempt, "no verdict", reason, child.seconds)
         return msgspec.structs.replace(
-            attempt,
-            outcome=verdict.verdict,
+            self._spent(attempt, verdict.verdict, verdict.reason, verdict.seconds),
             state=verdict.state,
-            reason=verdict.reason,
             ratios=verdict.ratios,
             geomean=verdict.geomean,
             champion=verdict.champion,
-            seconds=verdict.seconds,
         )
+
+    def _spent(self, attempt: Attempt, outcome: Outcome, reason: str | None, seconds: float) -> Attempt:
+        gpu_s = seconds if self.on_gpu and outcome != "not timed" else 0.0
+        return msgspec.structs.replace(attempt, outcome=outcome, reason=reason, seconds=seconds, gpu_s=gpu_s)
 
 
 def _made(child: Child, run: Path, limit_s: float) -> Proposal:

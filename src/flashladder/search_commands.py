@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+import msgspec
 
 from flashladder import (
     ablation,
@@ -25,7 +26,7 @@ from flashladder import (
 )
 from flashladder.arms import ArmSpec
 from flashladder.errors import BuildError, EnvironmentInvalidError, Exit, FlashladderError
-from flashladder.ladder import gpu_called, gpu_named, load_gpus, load_ladder, load_presets
+from flashladder.ladder import gpu_called, gpu_named, load_gpus, load_ladder, load_presets, load_tuning
 from flashladder.model import DTYPES, MASKS, Cell, DtypeName, Gpu, L2Mode, Mask, Shape
 from flashladder.rundir import RunDir
 from flashladder.stages import build_rungs
@@ -85,7 +86,7 @@ def _gpu(slug: str | None) -> Gpu:
 )
 @click.option("--iterations", type=click.IntRange(min=1), default=100, show_default=True, help="Attempts.")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Wall time.")
-@click.option("--gpu-minutes", type=click.FloatRange(min=0), help="Time of challenges that timed something.")
+@click.option("--gpu-minutes", type=click.FloatRange(min=0), help="Time of challenges on the GPU.")
 @click.option("--money", type=click.FloatRange(min=0), help="What the machine may cost; needs --rate.")
 @click.option("--rate", type=click.FloatRange(min=0), help="What it costs an hour.")
 @click.option("--patience", type=click.IntRange(min=1), default=2, show_default=True, help="Non-accepts in a row.")
@@ -138,6 +139,7 @@ def loop_command(
         first=_first_champion(diagnosis),
         diagnosis=diagnosis,
         seed=seed,
+        on_gpu=machine.gpu_name() is not None,
         referee_options=tuple(word for shape in shapes for word in ("--shape", shape)),
         referee=loop.REFEREE if referee is None else (referee,),
         proposer_limit_s=proposer_limit,
@@ -161,6 +163,9 @@ def loop_command(
 
 def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
     if named[0] == "search":
+        arch = machine.gpu_arch()
+        if arch is not None and arch != load_ladder()[load_tuning().rung].needed_arch:
+            raise FlashladderError(f"'search' searches the tiles of {load_tuning().rung}; the GPU here is {arch}")
         return (*loop.SEARCH, *named[1:])
     found = shutil.which(named[0])
     if found is None:
@@ -169,16 +174,20 @@ def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _diagnosis() -> loop.Diagnosis | None:
-    """Of the last run on a GPU like the one here, else of the pinned run."""
+    """Of the last run on a GPU like the one here, else of the pinned run: then the roof is another's, and unknown."""
     here, name = rundir.recorded(), machine.gpu_name()
     alike = [run for run in here if run.info.machine.gpu == name and run.diagnosis()]
     run = max(alike, key=lambda run: run.info.date, default=None) or ablation.pinned_run()
-    return None if run is None else brief.diagnosis_of(run, load_ladder())
+    found = None if run is None else brief.diagnosis_of(run, load_ladder())
+    if found is not None and name not in (None, found.gpu):
+        return msgspec.structs.replace(found, roof_share=None)
+    return found
 
 
 def _first_champion(found: loop.Diagnosis | None) -> loop.Champion:
     ladder = load_ladder()
-    rung = ladder[found.rung] if found is not None else ladder.rungs[-1]
+    runs = [r for r in ladder.rungs if (arch := machine.gpu_arch()) is None or r.runs_on(arch)]
+    rung = ladder[found.rung] if found is not None and ladder[found.rung] in runs else runs[-1]
     return loop.Champion(id=rung.id, file=str(paths.ROOT / rung.source))
 
 

@@ -141,11 +141,13 @@ def test_three_build_failures_end_it(tmp_path: Path) -> None:
 
 
 def test_not_timed_is_a_non_accept_and_costs_no_gpu_time(tmp_path: Path) -> None:
-    progress, attempts, said = _run(_loop(tmp_path, "not 1 CORRECT"))
+    started = _loop(tmp_path, "not 1 CORRECT", "reverted 0.9 SCREEN")
+    started.on_gpu = True
+    progress, attempts, said = _run(started)
     assert attempts[0].outcome == "not timed"
     assert attempts[0].ratio is None
-    assert (progress.gpu_s, progress.rejected_in_a_row) == (0.0, 1)
-    assert progress.wall_s > 30
+    assert (progress.gpu_s, progress.rejected_in_a_row) == (30.0, 2)
+    assert progress.wall_s > 60
     assert "attempt 1: not timed at CORRECT" in said
 
 
