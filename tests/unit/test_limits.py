@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashladder import flops, limits, limits_report, rundir
+from flashladder import bottleneck, flops, limits, limits_report, rundir
 from flashladder.cli import main
 from flashladder.errors import Exit
 from flashladder.ladder import gpu_called, load_gpus, load_ladder, load_shapes, load_tuning
 from flashladder.limits import Design, Fit
 from flashladder.model import Blocking, BuildRecord, Cell, DtypeName, Shape
+from tests.unit.recorded import profiled
 
 H200 = gpu_called("h200")
 
@@ -54,6 +55,25 @@ def test_every_gpus_rates_are_consistent_and_have_a_source() -> None:
         assert "datasheet" in gpu.source
         assert "CUDA C++ Programming Guide" in gpu.source
         assert gpu.mma_sync_flops_per_clk_sm is None or gpu.mma_sync_flops_per_clk_sm < gpu.tensor_flops_per_clk_sm
+
+
+@given(st.builds(Shape, **{name: st.integers(1, 70000) for name in Shape.__struct_fields__}))
+def test_any_shape_is_read_from_its_id(shape: Shape) -> None:
+    assert Shape.of_id(shape.id) == shape
+
+
+def test_measured_limits_are_those_of_the_recorded_counters_and_times() -> None:
+    """L2: bytes a clock over the busy share, the most that a recorded kernel shows. Launch: no kernel takes less."""
+    run, bytes_per_clock = profiled(), []
+    for profile in run.profiles():
+        for kernel in profile.kernels:
+            m = {name: metric.value for name, metric in kernel.metrics.items()}
+            if m.get(bottleneck.L2, 0.0) > 5 and bottleneck.L2_BYTES in m:
+                bytes_per_clock.append(m[bottleneck.L2_BYTES] / m[bottleneck.ELAPSED] / (m[bottleneck.L2] / 100))
+    assert max(bytes_per_clock) == pytest.approx(H200.l2_bytes_per_clk, rel=0.05)
+    least_ns = min(ns for t in run.timings() for arm in t.arms for pair in arm.ns for ns in pair)
+    assert H200.launch_s is not None
+    assert 1e9 * H200.launch_s < least_ns
 
 
 # --- the model by hand ----------------------------------------------------------------------------------------------
