@@ -109,8 +109,8 @@ def _scaling_alt(results: Results) -> str:
 # --- rendering ------------------------------------------------------------------------------------------------------
 
 
-def render(draw: Callable[[Figure, T], None], drawn: T, forms: Sequence[Format], title: str) -> dict[Format, bytes]:
-    """What `draw` makes of `drawn`, in the project's style; the same bytes every time."""
+def render(draw: Callable[[Figure, T], None], results: T, forms: Sequence[Format], title: str) -> dict[Format, bytes]:
+    """What `draw` makes of the results, in the project's style; the same bytes every time."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns when it has no home and takes a temporary one
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -122,7 +122,7 @@ def render(draw: Callable[[Figure, T], None], drawn: T, forms: Sequence[Format],
         mpl.rcParams.update(style)
         figure = Figure(layout="constrained", dpi=POINTS_PER_INCH)
         FigureCanvasAgg(figure)
-        draw(figure, drawn)
+        draw(figure, results)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # every form has the layout that was just made
         return {form: _saved(figure, form, title) for form in forms}
