@@ -84,6 +84,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def guard(session: nox.Session) -> None:
+    """Time the present kernels against a commit's; without a GPU compare machine code. Another base: -- main."""
+    _install(session, "--no-dev")
+    session.run("flashladder", "guard", *session.posargs)
+
+
+@nox.session
 def cuda12(session: nox.Session) -> None:
     """Compile the device code of every rung and variant with CUDA 12.8 (NVRTC). Some alone: -- r13 r22."""
     _install(session, "--no-dev", "--group=cuda-check")

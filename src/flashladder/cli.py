@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 from tabulate import tabulate
-from tqdm import tqdm
 
 from flashladder import (
     __version__,
@@ -37,8 +35,9 @@ from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
 from flashladder.ladder import load_ladder, load_presets, load_tuning
 from flashladder.model import DTYPES, MASKS, MetricSet, Prediction, Rung, Tuning
-from flashladder.ninja import Progress
+from flashladder.search_commands import COMMANDS as SEARCH_COMMANDS
 from flashladder.stages import build_rungs
+from flashladder.terminal import bar as _bar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,25 +57,6 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("flashladder: interrupted; the same command goes on where this one stopped", err=True)
             ctx.exit(Exit.INTERRUPTED)
-
-
-@contextmanager
-def _bar(title: str, unit: str) -> Iterator[Progress]:
-    """A progress bar on stderr; where that is no terminal, a line every few seconds."""
-    seconds = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(
-        desc=title, unit=unit, leave=False, dynamic_ncols=True, mininterval=seconds, miniters=1, delay=0.5
-    ) as bar:
-
-        def update(done: int, total: int, what: str) -> None:
-            if bar.total is None:  # what an earlier session did must not count in this one's rate
-                bar.initial = done
-                bar.n = done
-            bar.total = total
-            bar.set_postfix_str(what, refresh=False)
-            bar.update(done - bar.n)
-
-        yield update
 
 
 def _rung_filter(command: F) -> F:
@@ -561,6 +541,10 @@ def doctor_command() -> None:
         faults += finding.level == "fault"
     if faults:
         sys.exit(Exit.ENVIRONMENT)
+
+
+for command in SEARCH_COMMANDS:
+    main.add_command(command)
 
 
 if __name__ == "__main__":

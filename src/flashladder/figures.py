@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from flashladder import bottleneck, flops
 from flashladder.diagnose import Results, legs
@@ -20,6 +20,8 @@ from flashladder.tables import headline_cells, number, shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 Format: TypeAlias = Literal["svg", "pdf", "png"]
 PUBLISHED: tuple[Format, ...] = ("svg", "pdf")
@@ -70,7 +72,7 @@ class Plot:
     """What the figure shows, in words."""
 
     def render(self, results: Results, forms: Sequence[Format] = PUBLISHED) -> dict[Format, bytes]:
-        return _render(self.draw, results, forms, self.alt(results))
+        return render(self.draw, results, forms, self.alt(results))
 
 
 def _ladder_alt(results: Results) -> str:
@@ -107,9 +109,8 @@ def _scaling_alt(results: Results) -> str:
 # --- rendering ------------------------------------------------------------------------------------------------------
 
 
-def _render(
-    draw: Callable[[Figure, Results], None], results: Results, forms: Sequence[Format], title: str
-) -> dict[Format, bytes]:
+def render(draw: Callable[[Figure, T], None], results: T, forms: Sequence[Format], title: str) -> dict[Format, bytes]:
+    """What `draw` makes of the results, in the project's style; the same bytes every time."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns when it has no home and takes a temporary one
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -75,6 +75,12 @@ def occupancy(registers: int, shared_bytes: int, threads: int, gpu: Gpu) -> floa
 
     `registers` a thread, `shared_bytes` (static and dynamic) and `threads` a block.
     """
+    blocks = resident_blocks(registers, shared_bytes, threads, gpu)
+    return blocks * _ceil_div(threads, WARP) / (gpu.threads_per_sm // WARP)
+
+
+def resident_blocks(registers: int, shared_bytes: int, threads: int, gpu: Gpu) -> int:
+    """Blocks that an SM holds at once; arguments as occupancy()'s."""
     warps = _ceil_div(threads, WARP)
     max_warps = gpu.threads_per_sm // WARP
     limits = [gpu.blocks_per_sm, max_warps // warps]
@@ -84,7 +90,7 @@ def occupancy(registers: int, shared_bytes: int, threads: int, gpu: Gpu) -> floa
     block_shared = _ceil_div(shared_bytes + gpu.shared_bytes_reserved_per_block, SHARED_UNIT) * SHARED_UNIT
     if block_shared:
         limits.append(gpu.shared_bytes_per_sm // block_shared)
-    return min(limits) * warps / max_warps
+    return min(limits)
 
 
 def _ceil_div(a: int, b: int) -> int:

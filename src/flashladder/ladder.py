@@ -309,6 +309,15 @@ def gpu_named(name: str) -> Gpu | None:
     return max(matches, key=lambda gpu: len(gpu.name), default=None)
 
 
+def gpu_called(slug: str) -> Gpu:
+    """The declared limits of the GPU with that short name. Raises FlashladderError when none is declared."""
+    for gpu in load_gpus():
+        if gpu.slug == slug:
+            return gpu
+    known = ", ".join(gpu.slug for gpu in load_gpus())
+    raise FlashladderError(f"no GPU {slug!r} in experiments/gpus.toml; expected one of {known}")
+
+
 def preset_cells(preset: Preset) -> dict[Cell, L2Mode]:
     """The cells that a preset measures, each once, with the L2 mode of the first set that names it."""
     cells: dict[Cell, L2Mode] = {}

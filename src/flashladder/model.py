@@ -132,6 +132,22 @@ class Shape(Record, frozen=True, order=True, kw_only=True):
         sk = "" if self.seq_k == self.seq_q else f"x{self.seq_k}"
         return f"b{self.batch}h{self.heads_q}{kv}s{self.seq_q}{sk}d{self.head_dim}"
 
+    @classmethod
+    def of_id(cls, text: str) -> Shape | None:
+        """The shape of that id, declared in a set or not; None when it is no id."""
+        match = re.fullmatch(r"b(\d+)h(\d+)(?:kv(\d+))?s(\d+)(?:x(\d+))?d(\d+)", text)
+        if match is None:
+            return None
+        batch, heads, kv, seq, seq_k, head_dim = match.groups()
+        return cls(
+            batch=int(batch),
+            heads_q=int(heads),
+            heads_kv=int(kv or heads),
+            seq_q=int(seq),
+            seq_k=int(seq_k or seq),
+            head_dim=int(head_dim),
+        )
+
 
 class Cell(Record, frozen=True, order=True, kw_only=True):
     """One point of the sweep: what is computed, whoever computes it."""
@@ -252,6 +268,8 @@ class Gpu(Record, frozen=True, kw_only=True):
     arch: str
     sms: int
     l2_bytes: int
+    l2_bytes_per_clk: int | None = None
+    """Of the whole cache; None: neither stated nor measured."""
     dram_bytes_per_s: float
     tensor_flops: float
     """Dense fp16/bf16 FLOP/s with fp32 accumulation at the boost clock."""
@@ -259,12 +277,23 @@ class Gpu(Record, frozen=True, kw_only=True):
     mma_sync_flops_per_clk_sm: int | None = None
     """Where mma.sync is slower than the tensor cores can be; None: it is not."""
     fp32_fma_per_clk_sm: int
+    mufu_per_clk_sm: int
+    """Exponentials."""
+    issue_per_clk_sm: int
+    """Warp instructions."""
+    shared_bytes_per_clk_sm: int
     registers_per_sm: int
     shared_bytes_per_sm: int
     shared_bytes_reserved_per_block: int
     threads_per_sm: int
     blocks_per_sm: int
+    launch_s: float | None = None
+    """What one kernel more in a CUDA graph takes at least; None: not measured."""
     source: str
+
+    @property
+    def boost_hz(self) -> float:
+        return self.tensor_flops / (self.sms * self.tensor_flops_per_clk_sm)
 
 
 class Past(Record, frozen=True, kw_only=True):

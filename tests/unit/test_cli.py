@@ -105,7 +105,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: bool) -> r
     def words(_draw: object, _results: object, forms: Sequence[str], title: str) -> dict[str, bytes]:
         return {form: f"{form}: {title}".encode() for form in forms}
 
-    monkeypatch.setattr("flashladder.figures._render", words)
+    monkeypatch.setattr("flashladder.figures.render", words)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "experiments" / "results")
     monkeypatch.setattr(paths, "PAPER", tmp_path / "paper")
