@@ -7,6 +7,7 @@ drift that is linear over the block cancels, and the random order makes what rem
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -198,3 +199,42 @@ def _resample_weights(n: int) -> FloatArray:
     kept_up_to = np.clip(times_drawn.cumsum(axis=1), cut, n - cut) - cut
     weights = np.diff(kept_up_to, axis=1, prepend=0) / (n - 2 * cut)
     return np.concatenate([weights, weights[::-1, ::-1]])
+
+
+# --- over several cells ---------------------------------------------------------------------------------------------
+
+
+def geomean(cells: Sequence[FloatArray]) -> tuple[float, tuple[float, float], float]:
+    """Geometric mean over cells of their ratios, its interval and p, from the `log_quads` of each cell.
+
+    The mean of the cells' trimmed means; cells are independent, so the bootstrap draws each of its own, and p is
+    Yuen's t with the variances added up and the degrees of freedom of Welch and Satterthwaite. Raises ValueError on no
+    cell or on a cell of fewer than two quads.
+    """
+    if not cells:
+        raise ValueError("at least one cell is needed")
+    means, resampled = [], np.zeros(2 * RESAMPLES)
+    variance = weights = 0.0
+    for number, q in enumerate(cells):
+        mean, _ = yuen(q)
+        error, freedom = _yuen_error(q)
+        means.append(mean)
+        variance += error**2
+        weights += error**4 / freedom
+        resampled += np.random.default_rng(number).permutation(_bootstrap(q))
+    mean = float(np.mean(means))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.exp(np.quantile(resampled / len(cells), [tail, 1 - tail]))
+    if variance == 0:
+        return math.exp(mean), (float(low), float(high)), float(mean == 0)
+    t = mean * len(cells) / math.sqrt(variance)
+    return math.exp(mean), (float(low), float(high)), 2 * float(stdtr(variance**2 / weights, -abs(t)))
+
+
+def _yuen_error(q: ArrayLike) -> tuple[float, int]:
+    """Standard error of the trimmed mean and its degrees of freedom."""
+    ordered = np.sort(np.asarray(q, dtype=np.float64))
+    cut = int(TRIM * ordered.size)
+    kept = ordered[cut : ordered.size - cut]
+    winsorised = np.clip(ordered, kept[0], kept[-1])
+    return float(winsorised.std(ddof=1)) / ((1 - 2 * TRIM) * math.sqrt(ordered.size)), kept.size - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import os
 import select
 import signal
@@ -23,15 +24,19 @@ from typing import IO, Literal
 
 import msgspec
 
+from flashladder import integrity, machine
 from flashladder.agreement import compare
-from flashladder.arms import ArmSpec, open_arm
+from flashladder.arms import ArmSpec, LoadedArm, open_arm
 from flashladder.arrays import Memory
-from flashladder.check import Arm, Problem, Tensors, allocate, check_case, largest_score, pose, seed_of
+from flashladder.check import Problem, Tensors, allocate, check_case, largest_score, pose, seed_of
 from flashladder.emulator.device import Options
+from flashladder.grid import Launched, observe
 from flashladder.inputs import Case, values_of
 from flashladder.model import (
     Agreement,
     Arithmetic,
+    ArmTiming,
+    BuildRecord,
     Cell,
     CellTiming,
     CheckRecord,
@@ -40,8 +45,11 @@ from flashladder.model import (
     Preset,
     Record,
     Roof,
+    Rung,
     Status,
 )
+
+TAMPERED = "it replaces what it is judged by"
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -71,6 +79,31 @@ class TimingJob(Record, frozen=True, kw_only=True, tag="timing"):
     rates: dict[str, float]
     """Least seconds a FLOP that an arm/head_dim was seen to take: lets hopeless cells be skipped unlaunched."""
 
+    strict: bool = False
+    """Somebody else's kernels: every sample has values of its own and every launch its output (timing.py)."""
+
+
+class BuildJob(Record, frozen=True, kw_only=True, tag="build"):
+    """Compile a candidate for `archs`, or, with none, for the emulator; or open its script."""
+
+    rung: Rung | None = None
+    archs: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    """Of the emulated library: the kernels to translate, as "fp16_d64"."""
+    optimize: int = 0
+    script: ArmSpec | None = None
+
+
+class GridJob(Record, frozen=True, kw_only=True, tag="grid"):
+    arm: ArmSpec
+    case: Case
+    seed: int
+    emulation: Options | None = None
+
+
+class ProbeJob(Record, frozen=True, kw_only=True, tag="probe"):
+    """Whether the GPU still computes, without anybody's kernel."""
+
 
 class RoofJob(Record, frozen=True, kw_only=True, tag="roof"):
     dtypes: tuple[DtypeName, ...]
@@ -91,7 +124,7 @@ class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
     emulation: Options
 
 
-Job = CheckJob | AgreementJob | RoofJob | TimingJob
+Job = CheckJob | AgreementJob | RoofJob | TimingJob | BuildJob | GridJob | ProbeJob
 
 
 class At(Record, frozen=True, kw_only=True, tag="at"):
@@ -113,6 +146,24 @@ class TimingDone(Record, frozen=True, kw_only=True, tag="timing"):
     record: CellTiming
 
 
+class Clock(Record, frozen=True, kw_only=True, tag="clock"):
+    """Here the child ended `launches` launches of an arm, or, without one, begins: the parent's own clock tells how
+    long they took."""
+
+    cell: Cell
+    arm: str | None
+    launches: int
+
+
+class BuildDone(Record, frozen=True, kw_only=True, tag="build"):
+    record: BuildRecord
+    library: str | None
+
+
+class GridDone(Record, frozen=True, kw_only=True, tag="grid"):
+    record: Launched
+
+
 class RoofDone(Record, frozen=True, kw_only=True, tag="roof"):
     record: Roof
 
@@ -121,7 +172,7 @@ class Finished(Record, frozen=True, kw_only=True, tag="finished"):
     pass
 
 
-Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Finished
+Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Clock | BuildDone | GridDone | Finished
 Emit = Callable[[Message], None]
 
 
@@ -136,7 +187,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 # --- child ----------------------------------------------------------------------------------------------------------
 
 
-Opened = tuple[Arm, Memory]
+Opened = tuple[LoadedArm, Memory]
 
 
 class _Opener:
@@ -149,6 +200,11 @@ class _Opener:
         self.memory: Memory = CudaMemory() if emulation is None else HostMemory()
         """Where problems are posed."""
         self._opened: dict[str, Opened] = {}
+        self._before: integrity.Snapshot | None = None
+
+    def replaced(self) -> str | None:
+        """What a candidate replaced of its judge, in words."""
+        return None if self._before is None else integrity.changed(self._before)
 
     def __call__(self, spec: ArmSpec) -> Opened:
         if spec.name not in self._opened:
@@ -156,7 +212,9 @@ class _Opener:
         return self._opened[spec.name]
 
     def _open(self, spec: ArmSpec) -> Opened:
-        if self.emulation is None:
+        if spec.is_candidate and self._before is None:
+            self._before = integrity.snapshot()
+        if self.emulation is None or spec.script is not None:
             return open_arm(spec), self.memory
         from flashladder.emulator.device import EmulatedMemory, Emulator, emulated_arm
 
@@ -194,7 +252,10 @@ def _check(
         )
     arm, memory = opened(item.arm)
     with arm.context():
-        return check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
+        record = check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
+    if (replaced := opened.replaced()) is not None:
+        return msgspec.structs.replace(record, status="fail", reason=f"{TAMPERED}: {replaced}")
+    return record
 
 
 def _run_agreements(job: AgreementJob, emit: Emit) -> None:
@@ -217,15 +278,82 @@ def _run_roofs(job: RoofJob, emit: Emit) -> None:
 def _run_timings(job: TimingJob, emit: Emit) -> None:
     from flashladder.timing import Timer
 
-    timer = Timer(job.preset, dict(job.rates))
+    timer = Timer(job.preset, dict(job.rates), strict=job.strict)
+    before = integrity.snapshot() if any(arm.is_candidate for item in job.items for arm in item.arms) else None
     opened = cache(open_arm)
+
+    def clock(cell: Cell, arm: str | None, launches: int) -> None:
+        emit(Clock(cell=cell, arm=arm, launches=launches))
+
     for number, item in enumerate(job.items):
 
         def at(arm: str, number: int = number) -> None:
             emit(At(item=number, arm=arm))
 
-        record = timer.time_cell(item.arms, opened, item.cell, item.l2, item.excluded, job.seed, at)
+        record = timer.time_cell(item.arms, opened, item.cell, item.l2, item.excluded, job.seed, at, clock)
+        if before is not None and (replaced := integrity.changed(before)) is not None:
+            record = _without_candidates(record, item.arms, f"{TAMPERED}: {replaced}")
         emit(TimingDone(record=record))
+
+
+def _without_candidates(record: CellTiming, specs: Sequence[ArmSpec], reason: str) -> CellTiming:
+    candidates = {spec.name for spec in specs if spec.is_candidate}
+    arms = (
+        ArmTiming(arm=a.arm, kind=a.kind, status="failed", reason=reason, sha256=a.sha256) if a.arm in candidates else a
+        for a in record.arms
+    )
+    return msgspec.structs.replace(record, arms=tuple(arms))
+
+
+def _run_build(job: BuildJob, emit: Emit) -> None:
+    from flashladder import build as building
+
+    if job.script is not None:
+        opened = _Opener(Options() if machine.gpu_name() is None else None)
+        opened(job.script)
+        if (replaced := opened.replaced()) is not None:
+            raise RuntimeError(f"{TAMPERED}: {replaced}")
+        return
+    assert job.rung is not None
+    emit(At(item=0, arm=job.rung.id))
+    if job.archs:
+        ((target, record),) = building.build([job.rung], job.archs)
+        emit(BuildDone(record=record, library=str(target.library) if record.status == "built" else None))
+    else:
+        emit(emulation_build(job.rung, job.instances, job.optimize))
+
+
+def emulation_build(rung: Rung, instances: Sequence[str], optimize: int) -> BuildDone:
+    """The emulated library of a rung, as a build's record."""
+    from flashladder.emulator.library import NVCC_FLAGS, build_emulated, emulated_target
+    from flashladder.toolchain import find_nvcc
+
+    target = emulated_target(rung.id, Path(rung.source), rung.min_arch, instances=instances, optimize=optimize)
+    failures = build_emulated([target])
+    failed = failures.get(rung.id)
+    record = BuildRecord(
+        rung=rung.id,
+        status="built" if failed is None else "failed",
+        reason=failed,
+        sha256=hashlib.sha256(target.library.read_bytes()).hexdigest() if failed is None else None,
+        compiler=f"nvcc {find_nvcc().version}, emulated",
+        flags=NVCC_FLAGS,
+        archs=(f"compute_{target.arch}",),
+    )
+    return BuildDone(record=record, library=str(target.library) if failed is None else None)
+
+
+def _run_grid(job: GridJob, emit: Emit) -> None:
+    emit(At(item=0, arm=job.arm.name))
+    opened = _Opener(job.emulation)
+    arm, memory = opened(job.arm)
+    emit(GridDone(record=observe(arm, job.case, memory, job.seed)))
+
+
+def _run_probe() -> None:
+    import torch
+
+    torch.zeros(1, device="cuda").add_(1).item()
 
 
 def main() -> None:
@@ -252,6 +380,12 @@ def main() -> None:
             _run_agreements(job, emit)
         elif isinstance(job, RoofJob):
             _run_roofs(job, emit)
+        elif isinstance(job, BuildJob):
+            _run_build(job, emit)
+        elif isinstance(job, GridJob):
+            _run_grid(job, emit)
+        elif isinstance(job, ProbeJob):
+            _run_probe()
         else:
             _run_timings(job, emit)
         emit(Finished())
