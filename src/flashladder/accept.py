@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import log, log1p
+from math import exp, log, log1p
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -51,29 +52,28 @@ def decide(
     Blocks on which the telemetry is invalid are left out, before their times are seen. Exit.ENVIRONMENT: the machine,
     not the candidate, is at fault.
     """
-    quads: list[stats.FloatArray] = []
-    twins: list[stats.FloatArray] = []
-    ratios: dict[str, Ratio] = {}
+    quads: dict[str, stats.FloatArray] = {}
+    twins: list[float] = []
     for timing in timings:
         arms = {arm.arm: arm for arm in timing.arms}
         if (fault := _untimed(arms, timing, gpu, max_sm_clock_mhz)) is not None:
-            return Decision(ratios, None, fault)
+            return Decision(fault=fault)
         own, twin = (_paired(arms[name], arms[CHAMPION], timing) for name in (CANDIDATE, TWIN))
         if min(len(own), len(twin)) < stats.MIN_QUADS:
-            return Decision(ratios, None, (Exit.ENVIRONMENT, f"{len(own)} valid quads in {timing.cell.id}"))
-        quads.append(own)
-        twins.append(twin)
-        ratios[timing.cell.id] = _ratio(*stats.geomean([own])[:2])
-    ratio, interval, p = stats.geomean(quads)
-    twin_ratio = stats.geomean(twins)[0]
-    over_all = _ratio(ratio, interval)
+            return Decision(fault=(Exit.ENVIRONMENT, f"{len(own)} valid quads in {timing.cell.id}"))
+        quads[timing.cell.id] = own
+        twins.append(stats.yuen(twin)[0])
+    found = stats.over_cells(list(quads.values()))
+    ratios = {cell: _ratio(*one) for cell, one in zip(quads, found.cells, strict=True)}
+    over_all = _ratio(found.ratio, found.ci)
+    twin_ratio = exp(fmean(twins))
     floor = stats.practical_floor(twin_ratio)
     if abs(log(twin_ratio)) > log1p(MAX_TWIN):
         fault = Exit.ENVIRONMENT, f"the champion differs from itself by {_percent(twin_ratio)}: nothing can be decided"
     elif state == "SCREEN":
         fault = _screened(over_all, floor)
     else:
-        fault = _measured(over_all, ratios, floor, min(1.0, p * budget))
+        fault = _measured(over_all, ratios, floor, min(1.0, found.p * budget))
     return Decision(ratios, over_all, fault)
 
 

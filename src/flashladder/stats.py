@@ -61,9 +61,7 @@ def paired(arm: ArrayLike, other: ArrayLike) -> Paired:
     """
     q = log_quads(arm, other)
     mean, p = yuen(q)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(_bootstrap(q), [tail, 1 - tail]))
-    return Paired(math.exp(mean), (float(low), float(high)), p, q.size, cliffs_delta(arm, other))
+    return Paired(math.exp(mean), _interval(_bootstrap(q)), p, q.size, cliffs_delta(arm, other))
 
 
 def yuen(q: ArrayLike) -> tuple[float, float]:
@@ -204,16 +202,27 @@ def _resample_weights(n: int) -> FloatArray:
 # --- over several cells ---------------------------------------------------------------------------------------------
 
 
-def geomean(cells: Sequence[FloatArray]) -> tuple[float, tuple[float, float], float]:
-    """Geometric mean over cells of their ratios, its interval and p, from the `log_quads` of each cell.
+@dataclass(frozen=True)
+class OverCells:
+    """Geometric mean over cells of their ratios, with its interval and p; `cells`: each one's ratio and interval."""
 
-    The mean of the cells' trimmed means; cells are independent, so the bootstrap draws each of its own, and p is
-    Yuen's t with the variances added up and the degrees of freedom of Welch and Satterthwaite. Raises ValueError on no
-    cell or on a cell of fewer than two quads.
+    ratio: float
+    ci: tuple[float, float]
+    p: float
+    cells: tuple[tuple[float, tuple[float, float]], ...]
+
+
+def over_cells(cells: Sequence[FloatArray]) -> OverCells:
+    """Compares two arms over several cells by the `log_quads` of each.
+
+    Ratio: exp of the mean of the cells' trimmed means. Cells are independent: the bootstrap draws each one's quads
+    apart from the others', and p is Yuen's t with the variances added up and the degrees of freedom of Welch and
+    Satterthwaite. Raises ValueError on no cell or on a cell of fewer than two quads.
     """
     if not cells:
         raise ValueError("at least one cell is needed")
-    means, resampled = [], np.zeros(2 * RESAMPLES)
+    found, means = [], []
+    resampled = np.zeros(2 * RESAMPLES)
     variance = weights = 0.0
     for number, q in enumerate(cells):
         mean, _ = yuen(q)
@@ -221,14 +230,22 @@ def geomean(cells: Sequence[FloatArray]) -> tuple[float, tuple[float, float], fl
         means.append(mean)
         variance += error**2
         weights += error**4 / freedom
-        resampled += np.random.default_rng(number).permutation(_bootstrap(q))
-    mean = float(np.mean(means))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(resampled / len(cells), [tail, 1 - tail]))
+        drawn = _bootstrap(q)
+        found.append((math.exp(mean), _interval(drawn)))
+        resampled += np.random.default_rng(number).permutation(drawn)
+    mean, interval = float(np.mean(means)), _interval(resampled / len(cells))
     if variance == 0:
-        return math.exp(mean), (float(low), float(high)), float(mean == 0)
+        return OverCells(math.exp(mean), interval, float(mean == 0), tuple(found))
     t = mean * len(cells) / math.sqrt(variance)
-    return math.exp(mean), (float(low), float(high)), 2 * float(stdtr(variance**2 / weights, -abs(t)))
+    p = 2 * float(stdtr(variance**2 / weights, -abs(t)))
+    return OverCells(math.exp(mean), interval, p, tuple(found))
+
+
+def _interval(resampled: FloatArray) -> tuple[float, float]:
+    """Of resampled log-ratios, as ratios."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.exp(np.quantile(resampled, [tail, 1 - tail]))
+    return float(low), float(high)
 
 
 def _yuen_error(q: ArrayLike) -> tuple[float, int]:

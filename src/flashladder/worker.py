@@ -1,7 +1,8 @@
 """Runs kernels in a child process: a crash, a hang or a poisoned CUDA context is a verdict, not the end of the run.
 
 The child reads one job as JSON on stdin and writes messages as JSON lines on a pipe of its own, so that what a kernel
-prints cannot be mistaken for a result.
+prints cannot be mistaken for a result. Each line begins with a word that the parent made up, so that what somebody
+else writes into the pipe is found out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -50,6 +52,7 @@ from flashladder.model import (
 )
 
 TAMPERED = "it replaces what it is judged by"
+FORGED = "a message that is not the worker's came through its pipe"
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -364,14 +367,14 @@ def main() -> None:
             import torch
 
             torch.zeros(1, device="cuda")
-    given = sys.stdin.buffer.read()
+    word, _, given = sys.stdin.buffer.read().partition(b"\n")
     if not given:  # the parent has ended
         return
     job = msgspec.json.decode(given, type=Job)
     with os.fdopen(fd, "wb") as pipe:
 
         def emit(message: Message) -> None:
-            pipe.write(msgspec.json.encode(message) + b"\n")
+            pipe.write(word + b" " + msgspec.json.encode(message) + b"\n")
             pipe.flush()
 
         if isinstance(job, CheckJob):
@@ -503,15 +506,18 @@ def supervise(
     at: At | None = None
     end: Literal["finished", "crash", "timeout"] = "crash"
     child = _child_for(job, command)
+    word, forged = secrets.token_hex(16).encode(), False
     try:
         assert child.process.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.process.stdin as stdin:
-            stdin.write(msgspec.json.encode(job))
+            stdin.write(word + b"\n" + msgspec.json.encode(job))
         for line in _lines(child.read, limit_s):
             if line is None:
                 end = "timeout"
                 break
-            message = msgspec.json.decode(line, type=Message)
+            if forged := not line.startswith(word + b" "):
+                break
+            message = msgspec.json.decode(line[len(word) + 1 :], type=Message)
             if isinstance(message, At):
                 at = message
             elif isinstance(message, Finished):
@@ -519,7 +525,7 @@ def supervise(
                 break
             else:
                 on_message(message)
-        if end == "crash":
+        if end == "crash" and not forged:
             try:
                 child.process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
@@ -527,6 +533,8 @@ def supervise(
     finally:
         said = child.end()
     detail = f"silent for {limit_s:g} s" if end == "timeout" else _why(child.process.returncode, said)
+    if forged:
+        detail = FORGED
     return Outcome(end=end, at=at, detail="" if end == "finished" else detail)
 
 
