@@ -8,8 +8,7 @@ parent's own clock is for that (worker.Clock).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -43,28 +42,37 @@ OTHERS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What a name stood for; the object is kept, so that no other can take its place in memory."""
-
-    value: Any
-    code: Any = None
-    """Of a function, which can be exchanged inside it."""
-
-    def is_now(self, now: _Seen) -> bool:
-        if isinstance(self.value, CONSTANTS):
-            return type(now.value) is type(self.value) and bool(now.value == self.value)
-        return now.value is self.value and now.code is self.code
-
-
 CONSTANTS = (int, float, str, tuple, dict)
-"""Compared by value; of dictionaries those in capitals, as a copy."""
+"""Compared by value; of dictionaries those in capitals, as a copy. Everything else by identity, functions with their
+code, which can be exchanged inside them."""
 
-Snapshot = dict[str, _Seen]
+Snapshot = dict[str, tuple[Any, Any]]
+"""Name -> the object, kept so that no other can take its place in memory, and its code."""
 
 
-def snapshot() -> Snapshot:
-    """What the watched names stand for, of the modules that are loaded."""
+def watch() -> Callable[[], str | None]:
+    """Remember what the watched names stand for. The result tells which stands for something else, None: none does.
+
+    It holds what it needs itself: replacing a function of this module does not blind it.
+    """
+    look, constants = _snapshot, CONSTANTS
+    before = look()
+
+    def replaced() -> str | None:
+        after = look()
+        for name, (old, code) in before.items():
+            if name not in after:
+                return f"{name} was removed"
+            new, new_code = after[name]
+            same = type(new) is type(old) and new == old if isinstance(old, constants) else new is old
+            if not same or new_code is not code:
+                return f"{name} was replaced"
+        return None
+
+    return replaced
+
+
+def _snapshot() -> Snapshot:
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
         if name == OWN or name.startswith(OWN + "."):
@@ -73,22 +81,10 @@ def snapshot() -> Snapshot:
         holder = _resolve(owner)
         if holder is not None:
             found |= {f"{owner}.{name}": _raw(holder, name) for name in names if hasattr(holder, name)}
-    return {name: _seen(value) for name, value in found.items()}
-
-
-def changed(before: Snapshot) -> str | None:
-    """The first name that stands for something else than in `before`, in words; None when all are as they were."""
-    after = snapshot()
-    for name, seen in before.items():
-        if name not in after:
-            return f"{name} was removed"
-        if not seen.is_now(after[name]):
-            return f"{name} was replaced"
-    return None
-
-
-def _seen(value: Any) -> _Seen:
-    return _Seen(dict(value) if isinstance(value, dict) else value, getattr(value, "__code__", None))
+    return {
+        name: (dict(value) if isinstance(value, dict) else value, getattr(value, "__code__", None))
+        for name, value in found.items()
+    }
 
 
 def _own(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:

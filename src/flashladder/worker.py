@@ -203,11 +203,11 @@ class _Opener:
         self.memory: Memory = CudaMemory() if emulation is None else HostMemory()
         """Where problems are posed."""
         self._opened: dict[str, Opened] = {}
-        self._before: integrity.Snapshot | None = None
+        self._watch: Callable[[], str | None] | None = None
 
     def replaced(self) -> str | None:
         """What a candidate replaced of its judge, in words."""
-        return None if self._before is None else integrity.changed(self._before)
+        return None if self._watch is None else self._watch()
 
     def __call__(self, spec: ArmSpec) -> Opened:
         if spec.name not in self._opened:
@@ -215,8 +215,8 @@ class _Opener:
         return self._opened[spec.name]
 
     def _open(self, spec: ArmSpec) -> Opened:
-        if spec.is_candidate and self._before is None:
-            self._before = integrity.snapshot()
+        if spec.is_candidate and self._watch is None:
+            self._watch = integrity.watch()
         if self.emulation is None or spec.script is not None:
             return open_arm(spec), self.memory
         from flashladder.emulator.device import EmulatedMemory, Emulator, emulated_arm
@@ -282,7 +282,7 @@ def _run_timings(job: TimingJob, emit: Emit) -> None:
     from flashladder.timing import Timer
 
     timer = Timer(job.preset, dict(job.rates), strict=job.strict)
-    before = integrity.snapshot() if any(arm.is_candidate for item in job.items for arm in item.arms) else None
+    watch = integrity.watch() if any(arm.is_candidate for item in job.items for arm in item.arms) else None
     opened = cache(open_arm)
 
     def clock(cell: Cell, arm: str | None, launches: int) -> None:
@@ -294,7 +294,7 @@ def _run_timings(job: TimingJob, emit: Emit) -> None:
             emit(At(item=number, arm=arm))
 
         record = timer.time_cell(item.arms, opened, item.cell, item.l2, item.excluded, job.seed, at, clock)
-        if before is not None and (replaced := integrity.changed(before)) is not None:
+        if watch is not None and (replaced := watch()) is not None:
             record = _without_candidates(record, item.arms, f"{TAMPERED}: {replaced}")
         emit(TimingDone(record=record))
 
