@@ -29,7 +29,6 @@ class Candidate:
     """The copy that is built and run."""
 
     name: str
-    """Of the rung that a .cu file defines; of a .py file its own."""
     file: Path
     sha256: str
 
@@ -61,7 +60,16 @@ def digest(file: Path) -> str:
 
 
 def take(file: Path, folder: Path) -> Candidate:
-    """Copy `file` into `folder`, where it cannot change under the challenge.
+    """Copy `file` into `folder`, where it cannot change under the challenge. Raises FlashladderError as name_of()."""
+    name, data = name_of(file), file.read_bytes()
+    copy = folder / f"candidate{file.suffix}"
+    folder.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(data)
+    return Candidate(name, copy, hashlib.sha256(data).hexdigest())
+
+
+def name_of(file: Path) -> str:
+    """The candidate's name: of the rung that a .cu file defines; of a .py file its own.
 
     Raises FlashladderError on a file that is no candidate: missing, of another kind, too large, without its entry.
     """
@@ -69,40 +77,23 @@ def take(file: Path, folder: Path) -> Candidate:
         raise FlashladderError(f"{file} does not exist; expected a kernel: a .cu or .py file (see --template)")
     if file.suffix not in SUFFIXES:
         raise FlashladderError(f"{file} is no candidate; expected one of {', '.join(SUFFIXES)} (see --template)")
-    data = file.read_bytes()
-    if len(data) > MAX_BYTES:
-        raise FlashladderError(f"{file} has {len(data)} bytes; expected one source file of at most {MAX_BYTES}")
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise FlashladderError(f"{file} has {size} bytes; expected one source file of at most {MAX_BYTES}")
     try:
-        text = data.decode()
+        text = file.read_text()
     except UnicodeDecodeError as error:
         raise FlashladderError(f"{file} is not a text file: {error}") from error
-    copy = folder / f"candidate{file.suffix}"
-    folder.mkdir(parents=True, exist_ok=True)
-    copy.write_bytes(data)
-    return Candidate(_name(file, text), copy, hashlib.sha256(data).hexdigest())
-
-
-def _name(file: Path, text: str) -> str:
     if file.suffix == ".py":
         if not re.search(rf"^(def {FUNCTION}\(|{FUNCTION}\s*=|from .* import .*\b{FUNCTION}\b)", text, re.MULTILINE):
-            raise FlashladderError(
-                f"{file} defines no function {FUNCTION!r}; see 'flashladder challenge --template x.py'"
-            )
+            raise FlashladderError(f"{file} defines no function {FUNCTION!r}; see 'challenge --template x.py'")
         return re.sub(r"\W", "_", file.stem)
     found = _RUNG_MACRO.findall(text)
     if len(found) != 1:
         raise FlashladderError(
             f"{file} has {len(found)} lines FLASHLADDER_RUNG(NAME, CONFIG) or the like, expected one; "
-            "see 'flashladder challenge --template x.cu'"
+            "see 'challenge --template x.cu'"
         )
     return str(found[0])
-
-
-def name_of(file: Path) -> str:
-    """The name that take() gives. Raises FlashladderError as it does, but for size and contents."""
-    if not file.is_file():
-        raise FlashladderError(f"{file} does not exist; expected a kernel: a .cu or .py file (see --template)")
-    return _name(file, file.read_text(errors="replace"))
 
 
 def load_function(file: Path) -> Callable[..., Any]:

@@ -147,6 +147,8 @@ def recover(book: Ledger, say: Say) -> None:
     """Say what is wrong with the ledger and what became of a challenge that did not end, and put both right."""
     for fault in book.faults:
         say(fault)
+    if (mended := book.mend()) is not None:
+        say(mended)
     if (last := book.unfinished) is not None:
         reason = f"interrupted in {last.state}"
         say(f"challenge {last.challenge} was {reason}: it is reverted; hand the file in again")
@@ -161,8 +163,6 @@ def recover(book: Ledger, say: Say) -> None:
             challenge=last.challenge,
         )
         book.append(msgspec.structs.replace(last, time=ledger.now(), state="REVERTED", verdict=verdict))
-    if (mended := book.mend()) is not None:
-        say(mended)
 
 
 @dataclass

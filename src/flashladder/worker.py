@@ -242,23 +242,27 @@ def _run_checks(job: CheckJob, emit: Emit) -> None:
 def _check(
     item: CheckItem, opened: _Opener, seed: int, problems: tuple[Problem, ...], tensors: Tensors | None
 ) -> CheckRecord:
-    limit = item.arm.score_limit
-    if limit is not None and (largest := max(largest_score(p.values) for p in problems)) > limit:
+    def without_a_run(status: Literal["unsupported", "fail"], reason: str) -> CheckRecord:
         return CheckRecord(
             arm=item.arm.name,
             sha256=item.arm.sha256,
             case=item.case.id,
             cell=item.case.cell,
-            status="unsupported",
-            reason=f"|q . k| reaches {largest:.3g}, this kernel's arithmetic holds {limit:g}",
+            status=status,
+            reason=reason,
             seed=seed,
         )
+
+    limit = item.arm.score_limit
+    if limit is not None and (largest := max(largest_score(p.values) for p in problems)) > limit:
+        return without_a_run("unsupported", f"|q . k| reaches {largest:.3g}, this kernel's arithmetic holds {limit:g}")
     arm, memory = opened(item.arm)
-    with arm.context():
-        record = check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
-    if (replaced := opened.replaced()) is not None:
-        return msgspec.structs.replace(record, status="fail", reason=f"{TAMPERED}: {replaced}")
-    return record
+    if (replaced := opened.replaced()) is None:
+        with arm.context():
+            record = check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
+        if (replaced := opened.replaced()) is None:
+            return record
+    return without_a_run("fail", f"{TAMPERED}: {replaced}")
 
 
 def _run_agreements(job: AgreementJob, emit: Emit) -> None:
