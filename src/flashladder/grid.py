@@ -3,9 +3,10 @@ skipped unseen."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashladder import native
 from flashladder.model import Cell, Record
@@ -75,12 +76,15 @@ def observe(arm: LoadedArm, case: Case, memory: Memory, seed: int) -> Launched:
 
 
 def _on_gpu(arm: LoadedArm, case: Case, t: Tensors) -> tuple[int, tuple[str, ...], int]:
-    """Blocks, kernels and streams of the second call: the first may compile or allocate."""
+    """Blocks and kernels of the second call, the first may compile or allocate; and streams, with the caller's."""
     import torch
 
     from flashladder.profiling import traced
 
+    marker = torch.zeros(1, device="cuda")
+
     def call() -> None:
+        marker.fill_(1.0)  # a kernel on the caller's stream
         arm(t.q.view, t.k.view, t.v.view, t.o.view, t.lse.view, case.softmax_scale, case.cell.causal)
         torch.cuda.synchronize()
 
@@ -88,13 +92,16 @@ def _on_gpu(arm: LoadedArm, case: Case, t: Tensors) -> tuple[int, tuple[str, ...
         call()
         with traced() as events:
             call()
-    launches = [event for event in events if event.get("cat") == "kernel"]
-    details = [event.get("args", {}) for event in launches]
-    return (
-        sum(prod(d["grid"]) for d in details if "grid" in d),
-        tuple(str(event["name"]).split("(")[0] for event in launches),
-        len({d.get("stream") for d in details}),
-    )
+    launches = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
+    return launches_of(launches)
+
+
+def launches_of(launches: Sequence[Mapping[str, Any]]) -> tuple[int, tuple[str, ...], int]:
+    """Blocks, kernels and streams of kernel events of a trace, the first of which is the caller's own."""
+    own = launches[1:]
+    blocks = sum(prod(event["args"]["grid"]) for event in own if "grid" in event.get("args", {}))
+    streams = {event.get("args", {}).get("stream") for event in launches}
+    return blocks, tuple(str(event["name"]).split("(")[0] for event in own), len(streams)
 
 
 def expected_blocks(launched: Launched) -> set[int]:

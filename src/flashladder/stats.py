@@ -221,24 +221,36 @@ def over_cells(cells: Sequence[FloatArray]) -> OverCells:
     """
     if not cells:
         raise ValueError("at least one cell is needed")
-    found, means = [], []
-    resampled = np.zeros(2 * RESAMPLES)
-    variance = weights = 0.0
-    for number, q in enumerate(cells):
-        mean, _ = yuen(q)
-        error, freedom = _yuen_error(q)
-        means.append(mean)
-        variance += error**2
-        weights += error**4 / freedom
-        drawn = _bootstrap(q)
-        found.append((math.exp(mean), _interval(drawn)))
-        resampled += np.random.default_rng(number).permutation(drawn)
-    mean, interval = float(np.mean(means)), _interval(resampled / len(cells))
+    means = [yuen(q)[0] for q in cells]
+    drawn = _bootstraps(cells)
+    together = np.zeros(2 * RESAMPLES)
+    for number, one in enumerate(drawn):
+        together += one[_shuffle(number)]
+    mean, interval = float(np.mean(means)), _interval(together / len(cells))
+    found = tuple((math.exp(m), _interval(one)) for m, one in zip(means, drawn, strict=True))
+    errors, freedoms = map(np.asarray, zip(*map(_yuen_error, cells), strict=True))
+    variance = float(np.sum(errors**2))
     if variance == 0:
-        return OverCells(math.exp(mean), interval, float(mean == 0), tuple(found))
+        return OverCells(math.exp(mean), interval, float(mean == 0), found)
     t = mean * len(cells) / math.sqrt(variance)
-    p = 2 * float(stdtr(variance**2 / weights, -abs(t)))
-    return OverCells(math.exp(mean), interval, p, tuple(found))
+    p = 2 * float(stdtr(variance**2 / float(np.sum(errors**4 / freedoms)), -abs(t)))
+    return OverCells(math.exp(mean), interval, p, found)
+
+
+def _bootstraps(cells: Sequence[FloatArray]) -> list[FloatArray]:
+    """_bootstrap of each cell; cells of as many quads share one product of matrices."""
+    drawn: dict[int, FloatArray] = {}
+    for n in {q.size for q in cells}:
+        numbers = [number for number, q in enumerate(cells) if q.size == n]
+        products = _resample_weights(n) @ np.sort(np.stack([cells[number] for number in numbers], axis=1), axis=0)
+        drawn |= {number: products[:, column] for column, number in enumerate(numbers)}
+    return [drawn[number] for number in range(len(cells))]
+
+
+@cache
+def _shuffle(number: int) -> NDArray[np.int64]:
+    """An order of the resamples of a cell's own."""
+    return np.random.default_rng(number).permutation(2 * RESAMPLES)
 
 
 def _interval(resampled: FloatArray) -> tuple[float, float]:

@@ -101,6 +101,16 @@ def test_other_launches_than_the_config_means_are_a_fault(launched: grid.Launche
     assert found in (grid.fault(launched, "mine") or "")
 
 
+def test_a_trace_gives_blocks_names_and_streams_without_the_callers_marker() -> None:
+    def event(name: str, stream: int, blocks: int) -> dict[str, object]:
+        return {"cat": "kernel", "name": name, "ts": 1, "args": {"grid": [blocks, 2, 1], "stream": stream}}
+
+    marker, own = event("fill(float)", 7, 1), event("mine_fp16_d64(Params)", 7, 3)
+    assert grid.launches_of([marker, own]) == (6, ("mine_fp16_d64",), 1)
+    assert grid.launches_of([marker, event("mine_fp16_d64", 9, 3)])[2] == 2
+    assert grid.launches_of([marker]) == (0, (), 1)
+
+
 # --- the clock outside ----------------------------------------------------------------------------------------------
 
 
