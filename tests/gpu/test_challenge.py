@@ -16,6 +16,7 @@ from flashladder.errors import Exit
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
 from flashladder.model import ArmTiming, Cell, ChallengeVerdict, Preset, Shape
+from flashladder.stages import build_rungs, cases
 from flashladder.timing import Timer
 from tests.saboteurs import PyArm, right
 
@@ -36,7 +37,7 @@ def _strict(torch: Any, work: Any) -> ArmTiming:
     def attention(q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> tuple[Any, Any]:
         def honest() -> None:
             o.copy_(sdpa(q, k, v, is_causal=causal, scale=scale))
-            lse.copy_(((q @ k.transpose(2, 3)).float() * scale).logsumexp(3))
+            lse.copy_((q.float() @ k.float().transpose(2, 3) * scale).logsumexp(3))
 
         work(honest, q, k, v, o, lse)
         return o, lse
@@ -126,7 +127,7 @@ TIMED = {
     "answers from the warm-up": (_answers_from_the_warm_up, "on new values is incorrect: o_max"),
     "LSE from the warm-up": (_lse_from_the_warm_up, "on new values is incorrect: lse_max"),
     "half when timed": (_half_when_timed, "is incorrect: o_max"),
-    "calls left out": (_refuses_capture_and_leaves_out_later_calls, "unwritten"),
+    "calls left out": (_refuses_capture_and_leaves_out_later_calls, "incorrect while it was timed"),
 }
 
 
@@ -185,12 +186,9 @@ def test_work_on_another_stream_is_seen_in_the_trace(torch: Any) -> None:
     assert "streams" in (grid.fault(launched, "cheat") or "")
 
 
-def test_a_child_that_forges_its_events_is_found_by_the_clock_outside(torch: Any) -> None:
-    """The ratio that the clock outside sees is the events' within the tolerance for honest arms."""
+def test_the_clock_outside_agrees_with_honest_events(torch: Any) -> None:
     arch = machine.gpu_arch() or ""
     run = [r for r in load_ladder().rungs if r.runs_on(arch)]
-    from flashladder.stages import build_rungs
-
     _, specs = build_rungs(None, [run[-1]], [arch], lambda *_: None)
     spec = next(iter(specs.values()))
     arms = tuple(
@@ -253,7 +251,7 @@ def test_a_fair_gain_is_accepted_and_told_in_time(torch: Any, tmp_path: Path) ->
 def test_a_wrong_candidate_is_told_in_time(torch: Any, tmp_path: Path, suffix: str) -> None:
     if suffix == ".py":
         file = _script(torch, tmp_path, "")
-        file.write_text(file.read_text().replace("o.copy_(weights", "o.copy_(0.99 * weights"))
+        file.write_text(file.read_text().replace("o.copy_((weights", "o.copy_(0.99 * (weights"))
     else:
         file = tmp_path / "wrong.cu"
         source = (paths.KERNEL / "rungs" / "r05_swizzle.cu").read_text().replace("r05_swizzle", "wrong")
@@ -266,7 +264,7 @@ def test_a_wrong_candidate_is_told_in_time(torch: Any, tmp_path: Path, suffix: s
 def test_the_template_is_right(torch: Any, tmp_path: Path) -> None:
     file = _script(torch, tmp_path, "")
     spec = ArmSpec(name="candidate", kind="variant", script=str(file), sha256=digest(file), is_candidate=True)
-    items = tuple(worker.CheckItem(arm=spec, case=case) for case in challenge.cases(("fp16",), [64]))
+    items = tuple(worker.CheckItem(arm=spec, case=case) for case in cases(("fp16",), [64]))
     found: list[worker.Message] = []
     worker.supervise(worker.CheckJob(items=items, seed=1), found.append)
     records = [m.record for m in found if isinstance(m, worker.CheckDone)]
