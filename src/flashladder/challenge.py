@@ -67,7 +67,7 @@ from flashladder.worker import (
 
 LIMITS_S: dict[State, float] = {
     "BUILD": 600.0,
-    "GRID": 60.0,
+    "GRID": 20.0,
     "CORRECT": 60.0,
     "SCREEN": 60.0,
     "MEASURE": 60.0,
