@@ -81,8 +81,8 @@ def name_of(file: Path) -> str:
         raise FlashladderError(f"{file} has {size} bytes; expected one source file of at most {MAX_BYTES}")
     try:
         text = file.read_text()
-    except UnicodeDecodeError as error:
-        raise FlashladderError(f"{file} is not a text file: {error}") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise FlashladderError(f"{file} cannot be read as text: {error}") from error
     if file.suffix == ".py":
         if not re.search(rf"^(def {FUNCTION}\(|{FUNCTION}\s*=|from .* import .*\b{FUNCTION}\b)", text, re.MULTILINE):
             raise FlashladderError(f"{file} defines no function {FUNCTION!r}; see 'challenge --template x.py'")

@@ -17,13 +17,13 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-from flashladder import accept, candidate, flops, grid, ledger, machine, paths
+from flashladder import accept, candidate, doctor, flops, grid, ledger, machine, paths
 from flashladder import emulation as emulating
 from flashladder.ablation import Selection, new_info, select_cells
 from flashladder.arms import ArmSpec
 from flashladder.candidate import Candidate
 from flashladder.emulator.device import Options
-from flashladder.errors import BuildError, EnvironmentInvalidError, Exit
+from flashladder.errors import BuildError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.inputs import Case
 from flashladder.ladder import Ladder, gpu_named, load_ladder, load_presets
 from flashladder.ledger import Champion, Entry, Ledger
@@ -45,6 +45,7 @@ from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.stages import CHECKERS, cases, check_items, library_spec
+from flashladder.toolchain import find_nvcc
 from flashladder.worker import (
     BuildDone,
     BuildJob,
@@ -133,14 +134,28 @@ def challenge(request: Request, say: Say, progress: Callable[[str], Progress] = 
     """Judge a candidate; `say` is told what happened on the way.
 
     Raises FlashladderError on a request that cannot be tried, EnvironmentInvalidError when the ledger cannot be
-    written.
+    written or this machine lacks what a challenge needs.
     """
-    request.cells  # noqa: B018  a wrong filter is told before anything is written
-    candidate.name_of(request.file)
     arch = machine.gpu_arch()
+    _refuse_what_cannot_be_tried(request, arch)
     with ledger.held(request.out, default_champion(load_ladder(), arch)) as book:
         recover(book, say)
         return _Challenge.propose(request, book, arch, say, progress).run()
+
+
+def _refuse_what_cannot_be_tried(request: Request, arch: str | None) -> None:
+    """Raise before anything is written."""
+    candidate.name_of(request.file)
+    _ = request.cells
+    if request.against is not None:
+        (rung,) = load_ladder().select((request.against,))
+        if arch is not None and not rung.runs_on(arch):
+            raise FlashladderError(f"{rung.id} needs {rung.needed_arch}, this GPU is {arch}; name another rung")
+    if request.file.suffix == ".cu":
+        find_nvcc()
+    faults = [f for f in doctor.examine() if f.level == "fault"] if arch is not None else []
+    if faults:
+        raise EnvironmentInvalidError("; ".join(f"{f.name}: {f.text}" for f in faults))
 
 
 def recover(book: Ledger, say: Say) -> None:
@@ -287,13 +302,8 @@ class _Challenge:
 
     def build(self) -> None:
         if self.arch is not None:
-            prepare(CHECKERS + 1)  # children that open torch meanwhile: for the gate, and one to time
+            prepare(CHECKERS + 2)  # children that open torch meanwhile: for the grid, the gate and the first timing
         self.spec = self.built(self.candidate, accept.CANDIDATE)
-        if self.arch is not None:
-            try:
-                self.champion_spec = self.built_champion()
-            except _EndError as error:
-                raise _EndError(Exit.ENVIRONMENT, f"the champion cannot be built: {error.reason}") from error
 
     def built(self, what: Candidate, name: str) -> ArmSpec:
         """The arm of a candidate, once it is built."""
@@ -301,7 +311,7 @@ class _Challenge:
             spec = ArmSpec(
                 name=name, kind="variant", script=str(what.file.resolve()), sha256=what.sha256, is_candidate=True
             )
-            outcome, _ = self.child(BuildJob(script=spec))
+            outcome, _ = self.child(BuildJob(script=spec), "BUILD")
             if outcome.end != "finished":
                 missing = self.arch is None and outcome.detail.startswith("ModuleNotFoundError")
                 self.fail(outcome, Exit.ENVIRONMENT if missing else Exit.BUILD)
@@ -319,7 +329,7 @@ class _Challenge:
             job = BuildJob(rung=rung, instances=tuple(sorted(kinds)), optimize=optimize)
         else:
             job = BuildJob(rung=rung, archs=(self.arch,))
-        outcome, messages = self.child(job)
+        outcome, messages = self.child(job, "BUILD")
         done = next((m for m in messages if isinstance(m, BuildDone)), None)
         if done is None:
             self.fail(outcome, Exit.BUILD)
@@ -329,6 +339,13 @@ class _Challenge:
         return library_spec(rung, Path(done.library), done.record.sha256)
 
     def built_champion(self) -> ArmSpec:
+        """The champion's arm; built when it is needed, which for a wrong candidate is never."""
+        try:
+            return self._built_champion()
+        except _EndError as error:
+            raise _EndError(Exit.ENVIRONMENT, f"the champion cannot be built: {error.reason}") from error
+
+    def _built_champion(self) -> ArmSpec:
         champion = self.champion
         if champion.file is None:
             rung = load_ladder()[champion.id]
@@ -350,7 +367,7 @@ class _Challenge:
     def grid(self) -> None:
         assert self.spec is not None
         outcome, messages = self.child(
-            GridJob(arm=self.spec, case=self.grid_case(), seed=self.seed, emulation=self.emulation)
+            GridJob(arm=self.spec, case=self.grid_case(), seed=self.seed, emulation=self.emulation), "GRID"
         )
         done = next((m for m in messages if isinstance(m, GridDone)), None)
         if done is None:
@@ -412,7 +429,8 @@ class _Challenge:
     def time(self, state: accept.Timed, cells: dict[Cell, L2Mode]) -> None:
         """Time the cells in a fresh process, under a seed of the state's own, and decide."""
         assert self.spec is not None
-        assert self.champion_spec is not None
+        if self.champion_spec is None:
+            self.champion_spec = self.built_champion()
         arms = (self.champion_spec, msgspec.structs.replace(self.champion_spec, name=accept.TWIN), self.spec)
         items = tuple(TimingItem(cell=cell, l2=l2, arms=arms, excluded={}) for cell, l2 in cells.items())
         preset = load_presets()["screen" if state == "SCREEN" else "challenge"]
@@ -442,9 +460,10 @@ class _Challenge:
 
     # --- children ---
 
-    def child(self, job: Job) -> tuple[Outcome, list[Message]]:
+    def child(self, job: Job, state: State) -> tuple[Outcome, list[Message]]:
+        """Run a job within the time limit of `state`."""
         messages: list[Message] = []
-        return supervise(job, messages.append, LIMITS_S[self.state]), messages
+        return supervise(job, messages.append, LIMITS_S[state]), messages
 
     def fail(self, outcome: Outcome, code: Exit) -> NoReturn:
         """End the challenge for a child that did not finish: the GPU's fault, or the candidate's."""

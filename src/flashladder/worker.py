@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import hashlib
 import os
 import secrets
@@ -363,9 +364,20 @@ def _run_probe() -> None:
     torch.zeros(1, device="cuda").add_(1).item()
 
 
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+
+
+def _end_with_the_parent() -> None:
+    """A kernel that never ends must not outlive a parent that was killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Entry of the child: `python -m flashladder.worker FD [gpu]`; with "gpu" it opens torch before it has a job."""
     fd = int(sys.argv[1])
+    _end_with_the_parent()
     if sys.argv[2:] == ["gpu"]:
         with contextlib.suppress(Exception):  # what fails here fails in the job too, where it is told
             import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.setattr(machine, "gpu_arch", lambda: "sm_90a")
     monkeypatch.setattr(machine, "fingerprint", lambda: here)
     monkeypatch.setattr(challenge, "prepare", lambda _: None)
+    monkeypatch.setattr("flashladder.doctor.examine", lambda: iter(()))
 
     def install(children: Gpu) -> None:
         monkeypatch.setattr(challenge, "supervise", children.supervise)
@@ -293,6 +295,39 @@ def test_a_full_disk_ends_the_challenge_and_leaves_whole_lines(gpu: Install, fil
     said: list[str] = []
     assert _challenge(file, said.append).verdict == "accepted"
     assert "was interrupted in" in said[0]
+
+
+def test_a_killed_referee_takes_a_kernel_that_never_ends_along(file: Path) -> None:
+    told = file.parent / "pid"
+    file.write_text(f"import os\nopen({str(told)!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n{RIGHT}")
+
+    def run() -> None:
+        def say(line: str) -> None:
+            if line.endswith("BUILD"):
+                threading.Thread(target=_die_once, args=(told,)).start()
+
+        _challenge(file, say)
+
+    assert forked(run) == -signal.SIGKILL
+    pid = int(told.read_text())
+    for _ in range(100):
+        if not _is_running(pid):
+            break
+        time.sleep(0.05)
+    assert not _is_running(pid)
+
+
+def _die_once(told: Path) -> None:
+    while not told.exists() or not told.read_text():
+        time.sleep(0.02)
+    die()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_lost_gpu_is_no_verdict_on_the_candidate(gpu: Install, file: Path) -> None:
