@@ -75,8 +75,11 @@ def observe(arm: LoadedArm, case: Case, memory: Memory, seed: int) -> Launched:
     )
 
 
-def _on_gpu(arm: LoadedArm, case: Case, t: Tensors) -> tuple[int, tuple[str, ...], int]:
-    """Blocks and kernels of the second call, the first may compile or allocate; and streams, with the caller's."""
+def _on_gpu(arm: LoadedArm, case: Case, t: Tensors) -> tuple[int | None, tuple[str, ...] | None, int | None]:
+    """Blocks and kernels of the second call, the first may compile or allocate; and streams, with the caller's.
+
+    None where CUPTI shows not even the caller's own kernel.
+    """
     import torch
 
     from flashladder.profiling import traced
@@ -93,7 +96,7 @@ def _on_gpu(arm: LoadedArm, case: Case, t: Tensors) -> tuple[int, tuple[str, ...
         with traced() as events:
             call()
     launches = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
-    return launches_of(launches)
+    return launches_of(launches) if launches else (None, None, None)
 
 
 def launches_of(launches: Sequence[Mapping[str, Any]]) -> tuple[int, tuple[str, ...], int]:

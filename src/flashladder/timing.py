@@ -213,7 +213,7 @@ class Timer:
                 if spec.name in excluded:
                     status, reason = excluded[spec.name]
                     raise _UnfitError(status, reason)
-                twin = next((p for p in prepared if p.arm.name + CONTROL == spec.name), None)
+                twin = next((p for p in prepared if self.strict or p.arm.name + CONTROL == spec.name), None)
                 prepared.append(self._prepare(opened(spec), inputs, twin))
             except _UnfitError as unfit:
                 records[spec.name] = _unfit_record(spec, unfit.status, unfit.reason)
@@ -272,7 +272,10 @@ class Timer:
     # --- preparation ---
 
     def _prepare(self, arm: LoadedArm, inputs: _Inputs, twin: _Prepared | None) -> _Prepared:
-        """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing."""
+        """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing.
+
+        A strict timer gives all arms the first one's.
+        """
         torch, cell = self.torch, inputs.cell
         rate_key = f"{arm.name}/{cell.shape.head_dim}"
         known = self.rates.get(rate_key)

@@ -355,7 +355,10 @@ def _run_grid(job: GridJob, emit: Emit) -> None:
     emit(At(item=0, arm=job.arm.name))
     opened = _Opener(job.emulation)
     arm, memory = opened(job.arm)
-    emit(GridDone(record=observe(arm, job.case, memory, job.seed)))
+    record = observe(arm, job.case, memory, job.seed)
+    if (replaced := opened.replaced()) is not None:
+        raise RuntimeError(f"{TAMPERED}: {replaced}")
+    emit(GridDone(record=record))
 
 
 def _run_probe() -> None:
