@@ -56,6 +56,18 @@ REPLACING: dict[str, tuple[str, str]] = {
 }
 """Name -> what the file does when it is opened, and what is found."""
 
+REPLACING_TORCH: dict[str, tuple[str, str]] = {
+    "event overridden": ("torch.cuda.Event.elapsed_time = lambda a, b: 1e-3", "Event.elapsed_time was replaced"),
+    "event's record": ("torch.cuda.Event.record = lambda *_: None", "Event.record was replaced"),
+    "events of its own": ("torch.cuda.Event = object", "torch.cuda.Event was replaced"),
+    "synchronize": ("torch.cuda.synchronize = lambda *_: None", "torch.cuda.synchronize was replaced"),
+    "replay": ("torch.cuda.CUDAGraph.replay = lambda _: None", "CUDAGraph.replay was replaced"),
+    "poison": ("torch.Tensor.fill_ = lambda x, _: x", "torch.Tensor.fill_ was replaced"),
+    "new values": ("torch.Tensor.normal_ = lambda x, **_: x", "torch.Tensor.normal_ was replaced"),
+    "profiler": ("torch.profiler.profile = object", "torch.profiler.profile was replaced"),
+}
+"""The same of PyTorch."""
+
 ENDING: dict[str, tuple[str, int, str]] = {
     "forged message": (
         'import os, sys, time\nos.write(int(sys.argv[1]), b\'{"type":"finished"}\\n\')\ntime.sleep(99)',

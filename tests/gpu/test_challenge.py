@@ -18,6 +18,7 @@ from flashladder.ladder import load_ladder
 from flashladder.model import ArmTiming, Cell, ChallengeVerdict, Preset, Shape
 from flashladder.stages import build_rungs, cases
 from flashladder.timing import Timer
+from tests.cheats import REPLACING_TORCH
 from tests.saboteurs import PyArm, right
 
 SHAPE = Shape(batch=1, heads_q=2, heads_kv=2, seq_q=128, seq_k=128, head_dim=64)
@@ -142,17 +143,6 @@ def test_what_does_less_when_it_is_timed_is_not_timed(name: str, torch: Any) -> 
 
 # --- what replaces torch, and other streams ---------------------------------------------------------------------------
 
-REPLACING = {
-    "event overridden": ("torch.cuda.Event.elapsed_time = lambda a, b: 1e-3", "Event.elapsed_time was replaced"),
-    "event's record": ("torch.cuda.Event.record = lambda *_: None", "Event.record was replaced"),
-    "events of its own": ("torch.cuda.Event = object", "torch.cuda.Event was replaced"),
-    "synchronize": ("torch.cuda.synchronize = lambda *_: None", "torch.cuda.synchronize was replaced"),
-    "replay": ("torch.cuda.CUDAGraph.replay = lambda _: None", "CUDAGraph.replay was replaced"),
-    "poison": ("torch.Tensor.fill_ = lambda x, _: x", "torch.Tensor.fill_ was replaced"),
-    "new values": ("torch.Tensor.normal_ = lambda x, **_: x", "torch.Tensor.normal_ was replaced"),
-    "profiler": ("torch.profiler.profile = object", "torch.profiler.profile was replaced"),
-}
-
 
 def _script(torch: Any, folder: Path, before: str) -> Path:
     file = folder / "mine.py"
@@ -162,9 +152,9 @@ def _script(torch: Any, folder: Path, before: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", REPLACING)
+@pytest.mark.parametrize("name", REPLACING_TORCH)
 def test_what_replaces_torch_is_rejected(name: str, torch: Any, tmp_path: Path) -> None:
-    before, found = REPLACING[name]
+    before, found = REPLACING_TORCH[name]
     verdict, _ = _challenged(_script(torch, tmp_path, before))
     assert verdict.verdict == "reverted"
     assert found in (verdict.reason or ""), verdict

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from flashladder import accept, challenge, grid, worker
+from flashladder import accept, challenge, grid, integrity, worker
 from flashladder.arms import ArmSpec
 from flashladder.candidate import digest
 from flashladder.emulator.device import Options
 from flashladder.errors import Exit
 from flashladder.inputs import Case
 from flashladder.model import Cell, ChallengeVerdict, Ratio, Shape
-from tests.cheats import ENDING, REPLACING, RIGHT
+from tests.cheats import ENDING, REPLACING, REPLACING_TORCH, RIGHT
 from tests.saboteurs import SABOTEURS
 from tests.unit.forked import forked
 
@@ -61,6 +63,58 @@ def test_what_replaces_its_judge_is_rejected(name: str, tmp_path: Path) -> None:
     assert reason is not None
     assert reason.startswith(worker.TAMPERED)
     assert found in reason
+
+
+class _Event:
+    """Stands for torch.cuda.Event: of the watcher only names and identities matter."""
+
+    def record(self) -> None: ...
+
+    def elapsed_time(self, end: object) -> float:
+        return 1.0
+
+
+class _Graph:
+    def replay(self) -> None: ...
+
+
+class _TensorBase:
+    def fill_(self, value: float) -> None: ...
+
+    def normal_(self) -> None: ...
+
+
+class _Tensor(_TensorBase):
+    """PyTorch's Tensor has its methods of a base too."""
+
+
+def _as_if_torch_were_here() -> types.ModuleType:
+    torch, cuda, profiler = (types.ModuleType(name) for name in ("torch", "torch.cuda", "torch.profiler"))
+    for module, names in (
+        (cuda, {"Event": _Event, "CUDAGraph": _Graph, "synchronize": lambda: None}),
+        (profiler, {"profile": _Graph}),
+        (torch, {"cuda": cuda, "profiler": profiler, "Tensor": _Tensor}),
+    ):
+        vars(module).update(names)
+        sys.modules[module.__name__] = module
+    return torch
+
+
+@pytest.mark.parametrize("name", REPLACING_TORCH)
+def test_what_replaces_torch_is_found(name: str) -> None:
+    line, found = REPLACING_TORCH[name]
+
+    def run() -> tuple[str | None, str | None]:
+        torch = _as_if_torch_were_here()
+        replaced = integrity.watch()
+        before = replaced()
+        exec(line, {"torch": torch})
+        return before, replaced()
+
+    before, after = forked(run)  # type: ignore[misc]
+    assert before is None
+    assert after is not None
+    assert found in after
 
 
 @pytest.mark.parametrize("name", ENDING)
