@@ -325,8 +325,8 @@ class _Challenge:
 
     def built_rung(self, rung: Rung, optimize: int = 0) -> ArmSpec:
         if self.arch is None:
-            kinds = {f"{c.cell.dtype}_d{kernel_head_dim(c.cell.shape.head_dim)}" for c in self.gate_cases()}
-            job = BuildJob(rung=rung, instances=tuple(sorted(kinds)), optimize=optimize)
+            dtype, head_dim = self.kind
+            job = BuildJob(rung=rung, instances=(f"{dtype}_d{head_dim}",), optimize=optimize)
         else:
             job = BuildJob(rung=rung, archs=(self.arch,))
         outcome, messages = self.child(job, "BUILD")
@@ -375,24 +375,29 @@ class _Challenge:
         if (fault := grid.fault(done.record, self.candidate.name)) is not None:
             raise _EndError(Exit.GRID, fault)
 
+    @property
+    def kind(self) -> tuple[DtypeName, int]:
+        """Element type and head dimension of the kernel that the first timed cell runs: the one tried on the CPU."""
+        first = next(iter(self.request.cells))
+        return first.dtype, kernel_head_dim(first.shape.head_dim)
+
     def grid_case(self) -> Case:
-        dtype = next(iter(self.request.cells)).dtype
-        return replace(GRID_CASE, cell=msgspec.structs.replace(GRID_CASE.cell, dtype=dtype))
+        dtype, head_dim = self.kind
+        shape = msgspec.structs.replace(GRID_CASE.cell.shape, head_dim=head_dim)
+        return replace(GRID_CASE, cell=msgspec.structs.replace(GRID_CASE.cell, dtype=dtype, shape=shape))
 
     def gate_cases(self) -> list[Case]:
         """What the candidate must pass: on a GPU all that a rung must, on the CPU what fits, of one kernel."""
         timed = self.request.cells
-        dtypes = tuple(dict.fromkeys(cell.dtype for cell in timed))
         if self.arch is not None:
+            dtypes = tuple(dict.fromkeys(cell.dtype for cell in timed))
             return cases(dtypes, sorted({kernel_head_dim(cell.shape.head_dim) for cell in timed}))
+        dtype, head_dim = self.kind
         hopper = not self.candidate.is_script and self.candidate.rung().min_arch >= HOPPER
-        found = emulating.cpu_cases(Selection(dtypes=dtypes, masks=self.request.masks))
-        kind = (found[0].cell.dtype, kernel_head_dim(found[0].cell.shape.head_dim))
         return [
             case
-            for case in found
-            if (case.cell.dtype, kernel_head_dim(case.cell.shape.head_dim)) == kind
-            and (hopper or case.family != "wide")
+            for case in emulating.cpu_cases(Selection(dtypes=(dtype,), masks=self.request.masks))
+            if kernel_head_dim(case.cell.shape.head_dim) == head_dim and (hopper or case.family != "wide")
         ]
 
     def correct(self) -> None:

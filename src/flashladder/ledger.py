@@ -54,7 +54,8 @@ class Entry(Record, frozen=True, kw_only=True):
 
     @property
     def summed(self) -> Entry:
-        bare = msgspec.structs.replace(self, sum="")
+        read = msgspec.json.decode(msgspec.json.encode(self), type=Entry)  # 1 for a float is another text than 1.0
+        bare = msgspec.structs.replace(read, sum="")
         return msgspec.structs.replace(bare, sum=hashlib.sha256(msgspec.json.encode(bare)).hexdigest()[:16])
 
 

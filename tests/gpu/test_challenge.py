@@ -128,7 +128,7 @@ TIMED = {
     "answers from the warm-up": (_answers_from_the_warm_up, "on new values is incorrect: o_max"),
     "LSE from the warm-up": (_lse_from_the_warm_up, "on new values is incorrect: lse_max"),
     "half when timed": (_half_when_timed, "is incorrect: o_max"),
-    "calls left out": (_refuses_capture_and_leaves_out_later_calls, "incorrect while it was timed"),
+    "calls left out": (_refuses_capture_and_leaves_out_later_calls, "incorrect"),
 }
 
 

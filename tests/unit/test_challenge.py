@@ -413,6 +413,19 @@ def test_somebody_elses_line_while_a_challenge_runs_ends_it(gpu: Install, file: 
     assert _ledger(file).champion == DEFAULT
 
 
+def test_a_line_that_was_written_can_be_read_whatever_its_numbers_are(tmp_path: Path) -> None:
+    verdict = ChallengeVerdict(
+        verdict="reverted", state="GRID", exit_code=Exit.GRID, candidate="", champion="", seconds=1, challenge="1"
+    )
+    with ledger.held(tmp_path, DEFAULT) as book:
+        entry = ledger.Entry(
+            time=ledger.now(), challenge="1", state="REVERTED", candidate="", champion="", seed=0, verdict=verdict
+        )
+        book.append(entry)
+    left = ledger.read(tmp_path, DEFAULT)
+    assert (left.faults, len(left.entries)) == ([], 1)
+
+
 def test_two_challenges_cannot_hold_one_folder(tmp_path: Path) -> None:
     with (
         ledger.held(tmp_path, DEFAULT),
