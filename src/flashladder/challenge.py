@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 import msgspec
+import numpy as np
 
 from flashladder import accept, candidate, doctor, flops, grid, ledger, machine, paths
 from flashladder import emulation as emulating
 from flashladder.ablation import Selection, new_info, select_cells
 from flashladder.arms import ArmSpec
 from flashladder.candidate import Candidate
+from flashladder.check import judge
 from flashladder.emulator.device import Options
 from flashladder.errors import BuildError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.inputs import Case
@@ -61,6 +63,8 @@ from flashladder.worker import (
     TimingDone,
     TimingItem,
     TimingJob,
+    WitnessDone,
+    WitnessJob,
     kill_children,
     prepare,
     supervise,
@@ -83,6 +87,8 @@ GRID_CASE = Case(
     "edge",
     Cell(shape=Shape(batch=1, heads_q=2, heads_kv=1, seq_q=150, seq_k=150, head_dim=64), dtype="fp16", causal=True),
 )
+WITNESSES = 3
+"""Cases that this process judges itself."""
 MAY_REFUSE = ("layout", "head_dim")
 """Families of cases that a kernel need not take."""
 CLOCK_TOLERANCE = 1.1
@@ -302,7 +308,7 @@ class _Challenge:
 
     def build(self) -> None:
         if self.arch is not None:
-            prepare(CHECKERS + 2)  # children that open torch meanwhile: for the grid, the gate and the first timing
+            prepare(CHECKERS + 5)  # children that open torch meanwhile
         self.spec = self.built(self.candidate, accept.CANDIDATE)
 
     def built(self, what: Candidate, name: str) -> ArmSpec:
@@ -414,13 +420,34 @@ class _Challenge:
             until_failure=True,
         )
         self.judge_checks(records, chosen)
+        self.judge_here(chosen)
+
+    def judge_here(self, chosen: Sequence[Case]) -> None:
+        """Judge in this process what the candidate writes in another, on cases and values that it cannot foresee.
+
+        What would deceive the gate inside its process does not reach the oracle here.
+        """
+        assert self.spec is not None
+        plain = [c for c in chosen if c.family == "edge" and min(c.cell.shape.seq_q, c.cell.shape.seq_k) > 1]
+        drawn = np.random.default_rng(self.seed).choice(len(plain), WITNESSES, replace=False)
+        asked = tuple(plain[i] for i in drawn)
+        seed = self.seed + 1
+        job = WitnessJob(arm=self.spec, cases=asked, seed=seed, emulation=self.emulation)
+        outcome, messages = self.child(job, "CORRECT")
+        told = {m.case: m for m in messages if isinstance(m, WitnessDone)}
+        for case in asked:
+            if case.id not in told:
+                self.fail(outcome, Exit.INCORRECT)
+            if (fault := judge(case, seed, told[case.id].o, told[case.id].lse)) is not None:
+                raise _EndError(Exit.INCORRECT, f"{case.id}: judged in another process: {fault}")
 
     def judge_checks(self, records: Sequence[CheckRecord], chosen: Sequence[Case]) -> None:
         family = {case.id: case.family for case in chosen}
         for r in records:
             if r.status in ("pass", "unsupported"):
                 continue
-            self.lost_gpu()
+            if r.status != "fail":
+                self.lost_gpu()
             code = Exit.TIMEOUT if r.status == "timeout" else Exit.INCORRECT
             raise _EndError(code, f"{r.case}: {'' if r.status == 'fail' else r.status + ': '}{r.reason}")
         refused = [r for r in records if r.status == "unsupported" and family.get(r.case) not in MAY_REFUSE]

@@ -31,7 +31,7 @@ from flashladder import integrity, machine
 from flashladder.agreement import compare
 from flashladder.arms import ArmSpec, LoadedArm, open_arm
 from flashladder.arrays import Memory
-from flashladder.check import Problem, Tensors, allocate, check_case, largest_score, pose, seed_of
+from flashladder.check import Problem, Tensors, allocate, check_case, largest_score, pose, seed_of, testify
 from flashladder.emulator.device import Options
 from flashladder.grid import Launched, observe
 from flashladder.inputs import Case, values_of
@@ -105,6 +105,15 @@ class GridJob(Record, frozen=True, kw_only=True, tag="grid"):
     emulation: Options | None = None
 
 
+class WitnessJob(Record, frozen=True, kw_only=True, tag="witness"):
+    """Run a candidate and tell what it wrote, for another process to judge."""
+
+    arm: ArmSpec
+    cases: tuple[Case, ...]
+    seed: int
+    emulation: Options | None = None
+
+
 class ProbeJob(Record, frozen=True, kw_only=True, tag="probe"):
     """Whether the GPU still computes, without anybody's kernel."""
 
@@ -128,7 +137,7 @@ class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
     emulation: Options
 
 
-Job = CheckJob | AgreementJob | RoofJob | TimingJob | BuildJob | GridJob | ProbeJob
+Job = CheckJob | AgreementJob | RoofJob | TimingJob | BuildJob | GridJob | WitnessJob | ProbeJob
 
 
 class At(Record, frozen=True, kw_only=True, tag="at"):
@@ -164,6 +173,14 @@ class BuildDone(Record, frozen=True, kw_only=True, tag="build"):
     library: str | None
 
 
+class WitnessDone(Record, frozen=True, kw_only=True, tag="witness"):
+    """Bits of O and of the LSE of one case."""
+
+    case: str
+    o: bytes
+    lse: bytes
+
+
 class GridDone(Record, frozen=True, kw_only=True, tag="grid"):
     record: Launched
 
@@ -176,7 +193,7 @@ class Finished(Record, frozen=True, kw_only=True, tag="finished"):
     pass
 
 
-Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Clock | BuildDone | GridDone | Finished
+Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Clock | BuildDone | GridDone | WitnessDone | Finished
 Emit = Callable[[Message], None]
 
 
@@ -361,6 +378,15 @@ def _run_grid(job: GridJob, emit: Emit) -> None:
     emit(GridDone(record=record))
 
 
+def _run_witness(job: WitnessJob, emit: Emit) -> None:
+    arm, memory = _Opener(job.emulation)(job.arm)
+    for number, case in enumerate(job.cases):
+        emit(At(item=number, arm=job.arm.name))
+        with arm.context():
+            o, lse = testify(arm, case, memory, job.seed)
+        emit(WitnessDone(case=case.id, o=o, lse=lse))
+
+
 def _run_probe() -> None:
     import torch
 
@@ -406,6 +432,8 @@ def main() -> None:
             _run_build(job, emit)
         elif isinstance(job, GridJob):
             _run_grid(job, emit)
+        elif isinstance(job, WitnessJob):
+            _run_witness(job, emit)
         elif isinstance(job, ProbeJob):
             _run_probe()
         else:

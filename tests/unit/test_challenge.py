@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import accept, challenge, ledger, machine, stages, worker
+from flashladder import accept, challenge, check, ledger, machine, stages, worker
+from flashladder.arrays import HostMemory
 from flashladder.candidate import name_of
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
@@ -36,6 +37,7 @@ from flashladder.model import (
     State,
 )
 from tests.cheats import RIGHT
+from tests.saboteurs import PyArm, right
 from tests.unit.forked import die, forked
 
 STATES: tuple[State, ...] = ("PROPOSED", "BUILD", "GRID", "CORRECT", "SCREEN", "MEASURE", "CONFIRM")
@@ -75,6 +77,8 @@ class Gpu:
     confirmed_gain: float | None = None
     failing: dict[type, worker.Outcome] | None = None
     wrong: str | None = None
+    forged: bool = False
+    """The gate in the child says pass, whatever the candidate writes."""
 
     def supervise(
         self, job: worker.Job, say: Callable[[worker.Message], None], limit_s: float = 120.0
@@ -94,6 +98,11 @@ class Gpu:
         elif isinstance(job, worker.CheckJob):
             for item in job.items:
                 say(worker.CheckDone(record=self._check(item)))
+        elif isinstance(job, worker.WitnessJob):
+            arm = PyArm("right", HostMemory(), right)
+            for case in job.cases:
+                o, lse = check.testify(arm, case, HostMemory(), job.seed)
+                say(worker.WitnessDone(case=case.id, o=bytes(len(o)) if self.forged else o, lse=lse))
         elif isinstance(job, worker.TimingJob):
             self._time(job, say)
         return FINISHED
@@ -187,6 +196,7 @@ def test_a_faster_candidate_passes_every_state_and_is_the_next_champion(gpu: Ins
         (Gpu(confirmed_gain=1.0), Exit.NOT_BETTER, "CONFIRM", "less than 1.00% faster"),
         (Gpu(confirmed_gain=0.9), Exit.REGRESSION, "CONFIRM", "slower by 11.1"),
         (Gpu(wrong="round 1: o_max error 1, limit 0"), Exit.INCORRECT, "CORRECT", "round 1: o_max error"),
+        (Gpu(forged=True), Exit.INCORRECT, "CORRECT", "judged in another process: o_max error"),
     ],
 )
 def test_any_other_is_reverted_and_the_champion_stays(
