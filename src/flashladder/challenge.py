@@ -569,6 +569,6 @@ def raised_as_environment() -> Iterator[None]:
         yield
     except OSError as error:
         raise EnvironmentInvalidError(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, then start again; "
-            "nothing was accepted"
+            f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, then start again, or give "
+            "another --out; nothing was accepted"
         ) from error
