@@ -169,6 +169,55 @@ def _writes_past_the_end(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, s
         last.as_strided((last.numel() + 1,), (1,))[-1] = 1
 
 
+def _reads_past_the_end(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+    """One key more than there is, with no weight: 0 x the memory behind V."""
+    right(arm, q, k, v, o, lse, scale, causal)
+    if 0 in o.shape or 0 in v.shape:
+        return
+    last = v[-1, -1, -1]
+    if isinstance(v, np.ndarray):
+        behind = np.lib.stride_tricks.as_strided(last, (last.size + 1,))[-1]
+    else:
+        behind = last.as_strided((last.numel() + 1,), (1,))[-1]
+    o[-1, -1, -1, 0] = o[-1, -1, -1, 0] + 0 * behind
+
+
+def _adds_to_the_output(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+    """Right where O was zero."""
+    result, result_lse = exact(arm, q, k, v, scale, causal)
+    assign(o, arm.memory.float64(o) + result)
+    assign(lse, result_lse)
+
+
+def _only_where_poisoned(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+    """Works where it finds NaN, and takes everything else for its own earlier answer."""
+    if (o != o).any():
+        right(arm, q, k, v, o, lse, scale, causal)
+
+
+def _only_once(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+    """Works while it is warmed up; later nothing is written."""
+    key = (_pointer(o), causal)
+    if key not in arm.state:
+        arm.state[key] = True
+        right(arm, q, k, v, o, lse, scale, causal)
+
+
+def _heads_swapped(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+    result, result_lse = exact(arm, q, k, v, scale, causal)
+    order = list(reversed(range(q.shape[1])))
+    assign(o, result[:, order])
+    assign(lse, result_lse[:, order])
+
+
+def _half_the_rows(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
+    """Rows of the second half are those of the first: half the work."""
+    right(arm, q, k, v, o, lse, scale, causal)
+    half = q.shape[2] // 2
+    if half:
+        assign(o[:, :, half : 2 * half], arm.memory.float64(o[:, :, :half]))
+
+
 def _racy(arm: PyArm, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool) -> None:
     """Right within the tolerance, but one bit differs from call to call."""
     right(arm, q, k, v, o, lse, scale, causal)
@@ -219,6 +268,42 @@ SABOTEURS: dict[str, Callable[..., None]] = {
     "NaN for empty rows": _nan_for_empty_rows,
     "NaN dropped": _drops_nan,
     "write past the end": _writes_past_the_end,
+    "read past the end": _reads_past_the_end,
+    "adds to the output": _adds_to_the_output,
+    "only where poisoned": _only_where_poisoned,
+    "only once": _only_once,
+    "heads swapped": _heads_swapped,
+    "half the rows": _half_the_rows,
     "race": _racy,
     "another stream": _late,
 }
+
+_SPECIALS = "NaN or infinities of O are not"
+REASONS: dict[str, str] = {
+    "zeros": "round 1: o_max error",
+    "one NaN": _SPECIALS,
+    "stale output": "round 1: " + _SPECIALS,
+    "no LSE": "NaN or infinities of the LSE",
+    "LSE in base 2": "lse_max error",
+    "cached by pointer": "round 2: o_max error",
+    "cached by shape": "round 2: o_max error",
+    "mutated input": "the input k was mutated",
+    "last tile skipped": "round 1: o_max error",
+    "top-left causal": "round 1: o_max error",
+    "mask ignored": "round 1: o_max error",
+    "scale ignored": "o_max error",
+    "wrong kv head": "o_max error",
+    "lower precision": "o_max error",
+    "NaN for empty rows": _SPECIALS,
+    "NaN dropped": _SPECIALS,
+    "write past the end": "memory outside o was written",
+    "read past the end": _SPECIALS,
+    "adds to the output": _SPECIALS,
+    "only where poisoned": "round 2: o_max error",
+    "only once": "round 2: o_max error",
+    "heads swapped": "round 1: o_max error",
+    "half the rows": "round 1: o_max error",
+    "race": "gave other bits: a race",
+    "another stream": _SPECIALS,
+}
+"""What the gate says of a saboteur in the case that shows what it does."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashladder import native
+from flashladder.candidate import load_function
 from flashladder.errors import FlashladderError
 from flashladder.ladder import CONTROL
 from flashladder.model import USUAL, Kind, Record, Slack, Status
@@ -30,6 +31,10 @@ class ArmSpec(Record, frozen=True, kw_only=True):
     """Tile and number of splits that a rung is made to follow; None: its own choice."""
     absence: tuple[Status, str] | None = None
     """(status, reason) of a peer that cannot run here."""
+    script: str | None = None
+    """A .py file whose function is the arm (candidate.py)."""
+    is_candidate: bool = False
+    """Somebody else's: what it replaces in the process that judges it is looked for (integrity.py)."""
 
 
 def peer_specs(names: Sequence[str], arch: str | None) -> list[ArmSpec]:
@@ -64,13 +69,19 @@ class LoadedArm:
 
 
 def open_arm(spec: ArmSpec) -> LoadedArm:
-    """The callable of a spec; loads its library or imports the peer."""
+    """The callable of a spec; loads its library, runs its file or imports the peer."""
+    if spec.script is not None:
+        return LoadedArm(spec, _script_attention(Path(spec.script)))
     if spec.kind != "peer":
         assert spec.library is not None
         return LoadedArm(spec, _attention(native.load(Path(spec.library)).following(spec.plan)))
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     peer = PEERS[spec.name.removesuffix(CONTROL)]
     return LoadedArm(spec, peer.open(), peer.context)
+
+
+def _script_attention(file: Path) -> Attention:
+    return _attention(load_function(file))
 
 
 def _attention(forward: native.Forward) -> Attention:

@@ -18,7 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from flashladder import reference
-from flashladder.arrays import NUMPY_DTYPES, Memory
+from flashladder.arrays import NUMPY_DTYPES, HostMemory, Memory
 from flashladder.inputs import LAYOUTS, Case, Layout, Placed, Values, flattened, place, values_of
 from flashladder.ladder import gated_name
 from flashladder.model import USUAL, Cell, CheckRecord, Errors, Slack, Status
@@ -347,6 +347,27 @@ def check_case(
     if case.repeats > 1 and (fault := _differs(memory, arm, case, tensors)):
         return record("fail", fault, found)
     return record("pass", None, found)
+
+
+def testify(arm: Arm, case: Case, memory: Memory, seed: int) -> tuple[bytes, bytes]:
+    """Run one case and give the bits of O and of the LSE, unjudged; raises what the arm raises."""
+    memory.begin(case.id)
+    inputs = buffers(case, values_of(case, seed_of(case, seed)), memory)
+    o, lse, _ = run_round(arm, case, memory, allocate(case, memory), inputs, POISONS[1])
+    return memory.bits(o).tobytes(), memory.bits(lse).tobytes()
+
+
+def judge(case: Case, seed: int, o: bytes, lse: bytes, slack: Slack = USUAL) -> str | None:
+    """What is wrong with the bits that testify() gave, by the oracle on this host; None when they are right."""
+    s, memory = case.cell.shape, HostMemory()
+    dims = (s.batch, s.heads_q, s.seq_q)
+    size = dims[0] * dims[1] * dims[2]
+    if (len(o), len(lse)) != (2 * size * s.head_dim, 4 * size):
+        return f"{len(o)} and {len(lse)} bytes, expected {2 * size * s.head_dim} of O and {4 * size} of the LSE"
+    problem = _pose(case, memory, seed_of(case, seed))
+    outputs = np.frombuffer(o, NUMPY_DTYPES[case.cell.dtype]).reshape(*dims, s.head_dim)
+    lses = np.frombuffer(lse, np.float32).reshape(dims)
+    return distance(memory.float64(outputs), memory.float64(lses), problem.oracle, problem.limits, slack).fault
 
 
 def _json_errors(errors: Errors) -> Errors:

@@ -18,6 +18,7 @@ from flashladder import (
     agreement,
     blocking,
     card,
+    challenge_cli,
     claims,
     doctor,
     emulation,
@@ -107,7 +108,7 @@ def _gpu_options(command: F) -> F:
     """Options of the stages that need a GPU."""
     preset = click.option(
         "--preset",
-        type=click.Choice([name for name in load_presets() if name not in ("tune", "blocking")]),
+        type=click.Choice([name for name, p in load_presets().items() if p.sets and name not in ("tune", "blocking")]),
         default="default",
         show_default=True,
         help="Sweep size.",
@@ -488,6 +489,9 @@ def validate_command(runs: tuple[str, ...], derived: bool, seal: bool) -> None:
 def explain_command(rung: str, shape: str | None, run_id: str | None) -> None:
     """One screen on RUNG at SHAPE: change, prediction, outcome, counters that moved, findings, next step."""
     click.echo(ablation.explanation(rundir.find(run_id), rung, shape))
+
+
+challenge_cli.register(main, _bar)
 
 
 @main.command(name="ablation")

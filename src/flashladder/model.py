@@ -660,3 +660,37 @@ class PredictionOutcome(Record, frozen=True, tag="prediction", kw_only=True):
 
 
 Diagnosis = ArmStats | RoofRate | Comparison | Bottlenecks | PredictionOutcome
+
+
+# --- the challenge --------------------------------------------------------------------------------------------------
+
+State = Literal["PROPOSED", "BUILD", "GRID", "CORRECT", "SCREEN", "MEASURE", "CONFIRM", "ACCEPTED", "REVERTED"]
+"""Of a challenge, in order. It ends in one of the last two, or without a verdict where nothing can be timed."""
+
+
+class Ratio(Record, frozen=True, kw_only=True):
+    """The champion's time over the candidate's, above 1: the candidate is faster. With a 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+class ChallengeVerdict(Record, frozen=True, kw_only=True):
+    """What `flashladder challenge --json` prints."""
+
+    verdict: Literal["accepted", "reverted", "not timed"]
+    """not timed: no GPU, or an environment in which nothing can be decided; the candidate is not judged."""
+    state: State
+    """The last that it entered before it ended: of an accepted one CONFIRM, of a wrong one CORRECT."""
+    reason: str | None = None
+    exit_code: int
+    ratios: dict[str, Ratio] = {}
+    """By the cell's id, of the last state that timed."""
+    geomean: Ratio | None = None
+    candidate: str
+    """SHA-256 of the file."""
+    champion: str
+    seconds: float
+    challenge: str
+    """Its number and name: the folder of its records below runs/."""

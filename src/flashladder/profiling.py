@@ -94,16 +94,25 @@ def _nsight() -> Iterator[None]:
 
 @contextmanager
 def _cupti() -> Iterator[None]:
-    """Prints the kernels as JSON: through PyTorch's profiler, which needs no permission."""
+    """Prints the kernels as JSON."""
+    with traced() as events:
+        yield
+    print(msgspec.json.encode(kernels_of(events)).decode())
+
+
+@contextmanager
+def traced() -> Iterator[list[Mapping[str, Any]]]:
+    """What CUPTI tells of the block as events of a Chrome trace, there at its end; its profiler needs no rights."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
+    events: list[Mapping[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         with record(activities=[ProfilerActivity.CUDA]) as recorded:
-            yield
+            yield events
         trace = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(trace))
-        print(msgspec.json.encode(kernels_of(json.loads(trace.read_text())["traceEvents"])).decode())
+        events += json.loads(trace.read_text())["traceEvents"]
 
 
 def kernels_of(events: Sequence[Mapping[str, Any]]) -> tuple[KernelProfile, ...]:

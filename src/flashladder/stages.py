@@ -101,12 +101,20 @@ def check_arms(
 
 
 def check_items(
-    run: RunDir, items: Sequence[CheckItem], job: CheckJob, progress: Progress = silent, workers: int = 1
+    run: RunDir,
+    items: Sequence[CheckItem],
+    job: CheckJob,
+    progress: Progress = silent,
+    workers: int = 1,
+    *,
+    limit_s: float = 120.0,
+    until_failure: bool = False,
 ) -> list[CheckRecord]:
     """Run the items that are not recorded, in `workers` child processes that share out the cases.
 
     `job` gives the seed and, on the CPU, the emulation. All arms of a case should stand together: they share its
-    oracle. Returns all records of these arms.
+    oracle. A case may take `limit_s` seconds; with `until_failure` the first that fails ends all. Returns all records
+    of these arms.
     """
     done = {(r.arm, r.sha256, r.case) for r in run.checks()}
     todo = [item for item in items if (item.arm.name, item.arm.sha256, item.case.id) not in done]
@@ -121,6 +129,9 @@ def check_items(
             run.append("check", record)
             finished += items_done
             progress(finished, len(items), record.arm)
+        if until_failure and record.status not in ("pass", "unsupported") and not stop.is_set():
+            stop.set()
+            kill_children()
 
     def on_message(message: Message) -> None:
         if isinstance(message, CheckDone):
@@ -132,7 +143,7 @@ def check_items(
         One crash refuses the arm: the rest of its cases would cost a process start each and change nothing.
         """
         while share:
-            outcome = supervise(msgspec.structs.replace(job, items=tuple(share)), on_message)
+            outcome = supervise(msgspec.structs.replace(job, items=tuple(share)), on_message, limit_s)
             if outcome.end == "finished" or stop.is_set():
                 return
             failed = share[outcome.at.item if outcome.at else 0]

@@ -7,6 +7,7 @@ drift that is linear over the block cancels, and the random order makes what rem
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -60,9 +61,7 @@ def paired(arm: ArrayLike, other: ArrayLike) -> Paired:
     """
     q = log_quads(arm, other)
     mean, p = yuen(q)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(_bootstrap(q), [tail, 1 - tail]))
-    return Paired(math.exp(mean), (float(low), float(high)), p, q.size, cliffs_delta(arm, other))
+    return Paired(math.exp(mean), _interval(_bootstrap(q)), p, q.size, cliffs_delta(arm, other))
 
 
 def yuen(q: ArrayLike) -> tuple[float, float]:
@@ -198,3 +197,73 @@ def _resample_weights(n: int) -> FloatArray:
     kept_up_to = np.clip(times_drawn.cumsum(axis=1), cut, n - cut) - cut
     weights = np.diff(kept_up_to, axis=1, prepend=0) / (n - 2 * cut)
     return np.concatenate([weights, weights[::-1, ::-1]])
+
+
+# --- over several cells ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OverCells:
+    """Geometric mean over cells of their ratios, with its interval and p; `cells`: each one's ratio and interval."""
+
+    ratio: float
+    ci: tuple[float, float]
+    p: float
+    cells: tuple[tuple[float, tuple[float, float]], ...]
+
+
+def over_cells(cells: Sequence[FloatArray]) -> OverCells:
+    """Compares two arms over several cells by the `log_quads` of each.
+
+    Ratio: exp of the mean of the cells' trimmed means. Cells are independent: the bootstrap draws each one's quads
+    apart from the others', and p is Yuen's t with the variances added up and the degrees of freedom of Welch and
+    Satterthwaite. Raises ValueError on no cell or on a cell of fewer than two quads.
+    """
+    if not cells:
+        raise ValueError("at least one cell is needed")
+    means = [yuen(q)[0] for q in cells]
+    drawn = _bootstraps(cells)
+    together = np.zeros(2 * RESAMPLES)
+    for number, one in enumerate(drawn):
+        together += one[_shuffle(number)]
+    mean, interval = float(np.mean(means)), _interval(together / len(cells))
+    found = tuple((math.exp(m), _interval(one)) for m, one in zip(means, drawn, strict=True))
+    errors, freedoms = map(np.asarray, zip(*map(_yuen_error, cells), strict=True))
+    variance = float(np.sum(errors**2))
+    if variance == 0:
+        return OverCells(math.exp(mean), interval, float(mean == 0), found)
+    t = mean * len(cells) / math.sqrt(variance)
+    p = 2 * float(stdtr(variance**2 / float(np.sum(errors**4 / freedoms)), -abs(t)))
+    return OverCells(math.exp(mean), interval, p, found)
+
+
+def _bootstraps(cells: Sequence[FloatArray]) -> list[FloatArray]:
+    """_bootstrap of each cell; cells of as many quads share one product of matrices."""
+    drawn: dict[int, FloatArray] = {}
+    for n in {q.size for q in cells}:
+        numbers = [number for number, q in enumerate(cells) if q.size == n]
+        products = _resample_weights(n) @ np.sort(np.stack([cells[number] for number in numbers], axis=1), axis=0)
+        drawn |= {number: products[:, column] for column, number in enumerate(numbers)}
+    return [drawn[number] for number in range(len(cells))]
+
+
+@cache
+def _shuffle(number: int) -> NDArray[np.int64]:
+    """An order of the resamples of a cell's own."""
+    return np.random.default_rng(number).permutation(2 * RESAMPLES)
+
+
+def _interval(resampled: FloatArray) -> tuple[float, float]:
+    """Of resampled log-ratios, as ratios."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.exp(np.quantile(resampled, [tail, 1 - tail]))
+    return float(low), float(high)
+
+
+def _yuen_error(q: ArrayLike) -> tuple[float, int]:
+    """Standard error of the trimmed mean and its degrees of freedom."""
+    ordered = np.sort(np.asarray(q, dtype=np.float64))
+    cut = int(TRIM * ordered.size)
+    kept = ordered[cut : ordered.size - cut]
+    winsorised = np.clip(ordered, kept[0], kept[-1])
+    return float(winsorised.std(ddof=1)) / ((1 - 2 * TRIM) * math.sqrt(ordered.size)), kept.size - 1

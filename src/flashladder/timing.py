@@ -3,6 +3,10 @@
 A block visits all arms in random order and then in the reverse order, so any two arms form an ABBA or BAAB quad in
 every block and drift cancels between them. A sample is one replay of a CUDA graph of enough launches to last
 SAMPLE_US, between two events. What is timed was checked on the same inputs before, and is checked again after.
+
+A strict timer trusts no arm: before every sample all inputs get new values and all outputs NaN; each launch of a sample
+has an output of its own, none of which may keep a NaN; and the last arm of every block is held to the oracle. So what
+is left out, kept from an earlier call or done only where it is checked is a wrong output and not a shorter time.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ SAMPLE_US = 100.0
 """Events tick in 32 ns steps: at 100 us that is 0.03 %."""
 MAX_LAUNCHES = 200
 CHECKED_ROWS = 18
+UNWRITTEN = "a sample left an output unwritten"
 ROOF_SIZE = 8192
 ROOF_SAMPLES = 40
 HOST_CALLS = 40
@@ -49,6 +54,10 @@ PLATEAU = 0.02
 MAX_WARMUP_FACTOR = 4
 ESTIMATE_SPIN_CYCLES = 3_000_000
 """About 1.5 ms: longer than the host takes to enqueue three calls of the slowest dispatcher."""
+MAX_RENEWED = 8
+"""Input sets that get new values before a strict sample: where there are more, others each time."""
+CLOCK_S, CLOCK_ROUNDS = 0.03, 2
+"""How long an arm runs on end for the parent's clock, and how often."""
 SPIN_CYCLES_PER_SAMPLE = 40_000
 """About 20 us a sample of a block: the host enqueues a whole block while the GPU spins."""
 
@@ -58,16 +67,46 @@ class _Prepared:
     """An arm ready to be sampled in one cell."""
 
     arm: LoadedArm
-    outputs: tuple[Any, Any]
+    outputs: _Outputs
     launches: int
     blocks: int
     estimate_s: float
     sample: Callable[[], None]
     captured: bool
-    last_set: int
-    result: Callable[[], tuple[Any, Any | None]]
+    results: list[tuple[Any, Any | None]]
+    """What the launches returned: of all with an output of their own, else of the last."""
     blocks_seen: list[int] = field(default_factory=list)
     ns: list[tuple[float, float]] = field(default_factory=list)
+    unwritten: Any = None
+    """On the GPU, whether a strict sample left a NaN in its outputs."""
+    fault: str | None = None
+    """What a strict block found wrong."""
+
+    def set_of(self, slot: int, sets: int) -> int:
+        """The input set of the launch whose result stands in `slot`."""
+        return (slot if len(self.results) > 1 else self.launches - 1) % sets
+
+
+class _Outputs:
+    """O and LSE: one for all launches, or one for each."""
+
+    def __init__(self, torch: Any, q: Any, count: int) -> None:
+        self.o = torch.full((count, *q.shape), float("nan"), dtype=q.dtype, device="cuda")
+        self.lse = torch.full((count, *q.shape[:3]), float("nan"), dtype=torch.float32, device="cuda")
+
+    def __len__(self) -> int:
+        return len(self.o)
+
+    def __getitem__(self, slot: int) -> tuple[Any, Any]:
+        return self.o[slot], self.lse[slot]
+
+    def poison(self) -> None:
+        self.o.fill_(float("nan"))
+        self.lse.fill_(float("nan"))
+
+    def unwritten(self) -> Any:
+        """Whether a NaN is left, on the GPU."""
+        return self.o.isnan().any() | self.lse.isnan().any()
 
 
 class _UnfitError(Exception):
@@ -98,6 +137,17 @@ class _Inputs:
         rows = np.random.default_rng(seed).choice(s.seq_q, min(s.seq_q, CHECKED_ROWS - 2), replace=False)
         self.rows = torch.tensor(sorted({0, s.seq_q - 1, *rows.tolist()}), device="cuda")
         self._oracles: dict[int, Any] = {}
+        self._generator = generator
+        self._next = 0
+
+    def renew(self) -> None:
+        """New random values in place; enqueued."""
+        count = min(len(self.sets), MAX_RENEWED)
+        for number in range(self._next, self._next + count):
+            for x in self.sets[number % len(self.sets)]:
+                x.normal_(generator=self._generator)
+        self._next += count
+        self._oracles.clear()
 
     def fault(self, number: int, o: Any, lse: Any | None, slack: Slack) -> str | None:
         """What is wrong with O and LSE of set `number` on the checked rows; None when they are right."""
@@ -124,10 +174,11 @@ class _Inputs:
 class Timer:
     """Times cells in this process, on the current GPU. `rates` are the known seconds a FLOP, by arm/head_dim."""
 
-    def __init__(self, preset: Preset, rates: dict[str, float]) -> None:
+    def __init__(self, preset: Preset, rates: dict[str, float], *, strict: bool = False) -> None:
         import torch
 
         self.torch = torch
+        self.strict = strict
         self.preset = preset
         self.rates = rates
         self.nvml = Nvml()
@@ -144,10 +195,11 @@ class Timer:
         excluded: dict[str, tuple[Status, str]],
         seed: int,
         at: Callable[[str], None],
+        clock: Callable[[Cell, str | None, int], None] = lambda cell, arm, launches: None,
     ) -> CellTiming:
         """Check, warm up, sample and check again; an arm that cannot be timed becomes a record with its reason.
 
-        What is excluded is not opened.
+        What is excluded is not opened. A strict timer also runs each arm on end between two calls of `clock`.
         """
         torch = self.torch
         seed = zlib.crc32(f"{seed}/{cell.id}".encode())
@@ -161,13 +213,15 @@ class Timer:
                 if spec.name in excluded:
                     status, reason = excluded[spec.name]
                     raise _UnfitError(status, reason)
-                twin = next((p for p in prepared if p.arm.name + CONTROL == spec.name), None)
+                twin = next((p for p in prepared if self.strict or p.arm.name + CONTROL == spec.name), None)
                 prepared.append(self._prepare(opened(spec), inputs, twin))
             except _UnfitError as unfit:
                 records[spec.name] = _unfit_record(spec, unfit.status, unfit.reason)
         at("warm-up")
         warmup_s = self._warm_up(prepared)
-        telemetry = self._sample_blocks(prepared, l2, seed, at)
+        telemetry = self._sample_blocks(prepared, inputs, l2, seed, at)
+        if self.strict:
+            self._run_for_the_clock(prepared, cell, at, clock)
         for p in prepared:
             at(p.arm.name)
             records[p.arm.name] = self._finish(p, inputs)
@@ -218,33 +272,34 @@ class Timer:
     # --- preparation ---
 
     def _prepare(self, arm: LoadedArm, inputs: _Inputs, twin: _Prepared | None) -> _Prepared:
-        """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing."""
+        """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing.
+
+        A strict timer gives all arms the first one's.
+        """
         torch, cell = self.torch, inputs.cell
         rate_key = f"{arm.name}/{cell.shape.head_dim}"
         known = self.rates.get(rate_key)
         if known is not None:
             self._blocks_within_budget(known * flops.flops(cell) / 2, "would take")
         q = inputs.sets[0][0]
-        outputs = (
-            torch.full_like(q, float("nan")),
-            torch.full(q.shape[:3], float("nan"), dtype=torch.float32, device="cuda"),
-        )
+        first = _Outputs(torch, q, 1)
 
-        def call(number: int) -> tuple[Any, Any | None]:
-            return arm(*inputs.sets[number], *outputs, inputs.scale, cell.causal)
+        def call(number: int, output: tuple[Any, Any]) -> tuple[Any, Any | None]:
+            return arm(*inputs.sets[number], *output, inputs.scale, cell.causal)
 
         try:
             with arm.context():
-                o, lse = call(0)
+                o, lse = call(0, first[0])
                 torch.cuda.synchronize()
                 if fault := inputs.fault(0, o, lse, arm.spec.slack):
                     raise _UnfitError("failed", f"incorrect: {fault}")
-                estimate_s = self._estimate(lambda: call(0))
+                estimate_s = self._estimate(lambda: call(0, first[0]))
                 if cell_flops := flops.flops(cell):
                     self.rates[rate_key] = min(known or np.inf, estimate_s / cell_flops)
                 launches = max(1, min(MAX_LAUNCHES, ceil(SAMPLE_US * 1e-6 / estimate_s)))
                 launches = twin.launches if twin else launches
                 blocks = self._blocks_within_budget(estimate_s * launches, "take")
+                outputs = _Outputs(torch, q, launches) if self.strict and launches > 1 else first
                 return self._capture(arm, inputs, outputs, call, launches, blocks, estimate_s)
         except _UnfitError:
             raise
@@ -280,8 +335,8 @@ class Timer:
         self,
         arm: LoadedArm,
         inputs: _Inputs,
-        outputs: tuple[Any, Any],
-        call: Callable[[int], tuple[Any, Any | None]],
+        outputs: _Outputs,
+        call: Callable[[int, tuple[Any, Any]], tuple[Any, Any | None]],
         launches: int,
         blocks: int,
         estimate_s: float,
@@ -289,12 +344,12 @@ class Timer:
         """Record `launches` calls in a CUDA graph and prove that a replay computes; else enqueue them one by one."""
         torch = self.torch
         sets = len(inputs.sets)
-        last_set = (launches - 1) % sets
-        kept: list[tuple[Any, Any | None]] = []
+        kept: list[tuple[Any, Any | None]] = [outputs[slot] for slot in range(len(outputs))]
 
         def enqueue() -> None:
             for launch in range(launches):
-                kept[:] = [call(launch % sets)]
+                slot = launch % len(outputs)
+                kept[slot] = call(launch % sets, outputs[slot])
 
         graph = torch.cuda.CUDAGraph()
         try:
@@ -307,15 +362,35 @@ class Timer:
         except RuntimeError:
             torch.cuda.synchronize()
             sample, captured = enqueue, False
-        for output in outputs:
-            output.fill_(float("nan"))
+        outputs.poison()
         if captured:
-            kept[0][0].fill_(float("nan"))
+            for o, _ in kept:
+                o.fill_(float("nan"))
+        p = _Prepared(arm, outputs, launches, blocks, estimate_s, sample, captured, kept)
         sample()
         torch.cuda.synchronize()
-        if fault := inputs.fault(last_set, *kept[0], arm.spec.slack):
-            raise _UnfitError("failed", f"a {'graph replay' if captured else 'batch'} is incorrect: {fault}")
-        return _Prepared(arm, outputs, launches, blocks, estimate_s, sample, captured, last_set, lambda: kept[0])
+        what = "graph replay" if captured else "batch"
+        if fault := inputs.fault(p.set_of(0, sets), *kept[0], arm.spec.slack):
+            raise _UnfitError("failed", f"a {what} is incorrect: {fault}")
+        if self.strict and (fault := self._fault_on_new_values(p, inputs)):
+            raise _UnfitError("failed", f"a {what} on new values is incorrect: {fault}")
+        return p
+
+    def _fault_on_new_values(self, p: _Prepared, inputs: _Inputs) -> str | None:
+        """Sample once more where nothing is as it was, and check what every launch wrote."""
+        self._renew(p, inputs)
+        with p.arm.context():
+            p.sample()
+        self.torch.cuda.synchronize()
+        sets = len(inputs.sets)
+        for slot in sorted({0, len(p.results) // 2, len(p.results) - 1}):
+            if fault := inputs.fault(p.set_of(slot, sets), *p.results[slot], p.arm.spec.slack):
+                return fault
+        return UNWRITTEN if bool(p.outputs.unwritten()) else None
+
+    def _renew(self, p: _Prepared, inputs: _Inputs) -> None:
+        inputs.renew()
+        p.outputs.poison()
 
     # --- sampling ---
 
@@ -339,7 +414,7 @@ class Timer:
         return round(time.perf_counter() - start, 3)
 
     def _sample_blocks(
-        self, prepared: Sequence[_Prepared], l2: L2Mode, seed: int, at: Callable[[str], None]
+        self, prepared: Sequence[_Prepared], inputs: _Inputs, l2: L2Mode, seed: int, at: Callable[[str], None]
     ) -> list[BlockTelemetry]:
         torch = self.torch
         rng = np.random.default_rng(seed)
@@ -357,11 +432,24 @@ class Timer:
             # Random length: blocks of even spacing could lock to a periodic drift of the clock.
             torch.cuda._sleep(int(SPIN_CYCLES_PER_SAMPLE * len(visits) * (1 + rng.random())))
             for p, visit in visits:
+                if self.strict:
+                    self._renew(p, inputs)
                 if l2 == "cold":
                     self._flush_buffer.fill_(block & 1)
+                if self.strict:  # the host enqueues the sample meanwhile
+                    torch.cuda._sleep(SPIN_CYCLES_PER_SAMPLE)
                 self._one_sample(p, events[id(p), visit])
+                if self.strict:
+                    left = p.outputs.unwritten()
+                    p.unwritten = left if p.unwritten is None else p.unwritten | left
             torch.cuda.synchronize()
             telemetry.append(self.nvml.block_telemetry())
+            if self.strict and visits:
+                last = visits[-1][0]
+                slot = int(rng.integers(len(last.results)))
+                o, lse = last.results[slot]
+                found = inputs.fault(last.set_of(slot, len(inputs.sets)), o, lse, last.arm.spec.slack)
+                last.fault = last.fault or found
             for p in active:
                 first, second = (events[id(p), visit] for visit in range(2))
                 p.blocks_seen.append(block)
@@ -381,10 +469,36 @@ class Timer:
             p.sample()
             end.record()
 
+    def _run_for_the_clock(
+        self,
+        prepared: Sequence[_Prepared],
+        cell: Cell,
+        at: Callable[[str], None],
+        clock: Callable[[Cell, str | None, int], None],
+    ) -> None:
+        """Run as many launches of every arm on end, to and fro, so that another process can time them by its clock."""
+        slowest = max((p.estimate_s for p in prepared), default=0.0)
+        for turn in range(CLOCK_ROUNDS):
+            for p in prepared if turn % 2 == 0 else reversed(prepared):
+                at(p.arm.name)
+                samples = max(1, ceil(CLOCK_S / slowest / p.launches))
+                self.torch.cuda.synchronize()
+                clock(cell, None, 0)
+                with p.arm.context():
+                    for _ in range(samples):
+                        p.sample()
+                self.torch.cuda.synchronize()
+                clock(cell, p.arm.name, samples * p.launches)
+
     def _finish(self, p: _Prepared, inputs: _Inputs) -> ArmTiming:
         """Check the last sample's output, then measure single host calls."""
-        o, lse = p.result()
-        if fault := inputs.fault(p.last_set, o, lse, p.arm.spec.slack):
+        if self.strict:
+            if p.fault or (p.unwritten is not None and bool(p.unwritten)):
+                return _unfit_record(p.arm.spec, "failed", f"incorrect while it was timed: {p.fault or UNWRITTEN}")
+            fault = self._fault_on_new_values(p, inputs)
+        else:
+            fault = inputs.fault(p.set_of(0, len(inputs.sets)), *p.results[0], p.arm.spec.slack)
+        if fault:
             return _unfit_record(p.arm.spec, "failed", f"incorrect after timing: {fault}")
         return ArmTiming(
             arm=p.arm.name,
@@ -400,7 +514,7 @@ class Timer:
 
     def _host_us(self, p: _Prepared, inputs: _Inputs) -> tuple[float, ...]:
         calls = HOST_CALLS if p.estimate_s < SLOW_S else HOST_CALLS_SLOW
-        arguments = (*inputs.sets[0], *p.outputs, inputs.scale, inputs.cell.causal)
+        arguments = (*inputs.sets[0], *p.outputs[0], inputs.scale, inputs.cell.causal)
         times = []
         with p.arm.context():
             for _ in range(calls // 4):

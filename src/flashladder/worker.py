@@ -1,14 +1,18 @@
 """Runs kernels in a child process: a crash, a hang or a poisoned CUDA context is a verdict, not the end of the run.
 
 The child reads one job as JSON on stdin and writes messages as JSON lines on a pipe of its own, so that what a kernel
-prints cannot be mistaken for a result.
+prints cannot be mistaken for a result. Each line begins with a word that the parent made up, so that what somebody
+else writes into the pipe is found out.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import hashlib
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -23,15 +27,19 @@ from typing import IO, Literal
 
 import msgspec
 
+from flashladder import integrity, machine
 from flashladder.agreement import compare
-from flashladder.arms import ArmSpec, open_arm
+from flashladder.arms import ArmSpec, LoadedArm, open_arm
 from flashladder.arrays import Memory
-from flashladder.check import Arm, Problem, Tensors, allocate, check_case, largest_score, pose, seed_of
+from flashladder.check import Problem, Tensors, allocate, check_case, largest_score, pose, seed_of, testify
 from flashladder.emulator.device import Options
+from flashladder.grid import Launched, observe
 from flashladder.inputs import Case, values_of
 from flashladder.model import (
     Agreement,
     Arithmetic,
+    ArmTiming,
+    BuildRecord,
     Cell,
     CellTiming,
     CheckRecord,
@@ -40,8 +48,12 @@ from flashladder.model import (
     Preset,
     Record,
     Roof,
+    Rung,
     Status,
 )
+
+TAMPERED = "it replaces what it is judged by"
+FORGED = "a message that is not the worker's came through its pipe"
 
 
 class CheckItem(Record, frozen=True, kw_only=True):
@@ -71,6 +83,40 @@ class TimingJob(Record, frozen=True, kw_only=True, tag="timing"):
     rates: dict[str, float]
     """Least seconds a FLOP that an arm/head_dim was seen to take: lets hopeless cells be skipped unlaunched."""
 
+    strict: bool = False
+    """Somebody else's kernels: every sample has values of its own and every launch its output (timing.py)."""
+
+
+class BuildJob(Record, frozen=True, kw_only=True, tag="build"):
+    """Compile a candidate for `archs`, or, with none, for the emulator; or open its script."""
+
+    rung: Rung | None = None
+    archs: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    """Of the emulated library: the kernels to translate, as "fp16_d64"."""
+    optimize: int = 0
+    script: ArmSpec | None = None
+
+
+class GridJob(Record, frozen=True, kw_only=True, tag="grid"):
+    arm: ArmSpec
+    case: Case
+    seed: int
+    emulation: Options | None = None
+
+
+class WitnessJob(Record, frozen=True, kw_only=True, tag="witness"):
+    """Run a candidate and tell what it wrote, for another process to judge."""
+
+    arm: ArmSpec
+    cases: tuple[Case, ...]
+    seed: int
+    emulation: Options | None = None
+
+
+class ProbeJob(Record, frozen=True, kw_only=True, tag="probe"):
+    """Whether the GPU still computes, without anybody's kernel."""
+
 
 class RoofJob(Record, frozen=True, kw_only=True, tag="roof"):
     dtypes: tuple[DtypeName, ...]
@@ -91,7 +137,7 @@ class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
     emulation: Options
 
 
-Job = CheckJob | AgreementJob | RoofJob | TimingJob
+Job = CheckJob | AgreementJob | RoofJob | TimingJob | BuildJob | GridJob | WitnessJob | ProbeJob
 
 
 class At(Record, frozen=True, kw_only=True, tag="at"):
@@ -113,6 +159,32 @@ class TimingDone(Record, frozen=True, kw_only=True, tag="timing"):
     record: CellTiming
 
 
+class Clock(Record, frozen=True, kw_only=True, tag="clock"):
+    """Here the child ended `launches` launches of an arm, or, without one, begins: the parent's own clock tells how
+    long they took."""
+
+    cell: Cell
+    arm: str | None
+    launches: int
+
+
+class BuildDone(Record, frozen=True, kw_only=True, tag="build"):
+    record: BuildRecord
+    library: str | None
+
+
+class WitnessDone(Record, frozen=True, kw_only=True, tag="witness"):
+    """Bits of O and of the LSE of one case."""
+
+    case: str
+    o: bytes
+    lse: bytes
+
+
+class GridDone(Record, frozen=True, kw_only=True, tag="grid"):
+    record: Launched
+
+
 class RoofDone(Record, frozen=True, kw_only=True, tag="roof"):
     record: Roof
 
@@ -121,7 +193,7 @@ class Finished(Record, frozen=True, kw_only=True, tag="finished"):
     pass
 
 
-Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Finished
+Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Clock | BuildDone | GridDone | WitnessDone | Finished
 Emit = Callable[[Message], None]
 
 
@@ -136,7 +208,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 # --- child ----------------------------------------------------------------------------------------------------------
 
 
-Opened = tuple[Arm, Memory]
+Opened = tuple[LoadedArm, Memory]
 
 
 class _Opener:
@@ -149,6 +221,11 @@ class _Opener:
         self.memory: Memory = CudaMemory() if emulation is None else HostMemory()
         """Where problems are posed."""
         self._opened: dict[str, Opened] = {}
+        self._watch: Callable[[], str | None] | None = None
+
+    def replaced(self) -> str | None:
+        """What a candidate replaced of its judge, in words."""
+        return None if self._watch is None else self._watch()
 
     def __call__(self, spec: ArmSpec) -> Opened:
         if spec.name not in self._opened:
@@ -156,7 +233,9 @@ class _Opener:
         return self._opened[spec.name]
 
     def _open(self, spec: ArmSpec) -> Opened:
-        if self.emulation is None:
+        if spec.is_candidate and self._watch is None:
+            self._watch = integrity.watch()
+        if self.emulation is None or spec.script is not None:
             return open_arm(spec), self.memory
         from flashladder.emulator.device import EmulatedMemory, Emulator, emulated_arm
 
@@ -181,20 +260,27 @@ def _run_checks(job: CheckJob, emit: Emit) -> None:
 def _check(
     item: CheckItem, opened: _Opener, seed: int, problems: tuple[Problem, ...], tensors: Tensors | None
 ) -> CheckRecord:
-    limit = item.arm.score_limit
-    if limit is not None and (largest := max(largest_score(p.values) for p in problems)) > limit:
+    def without_a_run(status: Literal["unsupported", "fail"], reason: str) -> CheckRecord:
         return CheckRecord(
             arm=item.arm.name,
             sha256=item.arm.sha256,
             case=item.case.id,
             cell=item.case.cell,
-            status="unsupported",
-            reason=f"|q . k| reaches {largest:.3g}, this kernel's arithmetic holds {limit:g}",
+            status=status,
+            reason=reason,
             seed=seed,
         )
+
+    limit = item.arm.score_limit
+    if limit is not None and (largest := max(largest_score(p.values) for p in problems)) > limit:
+        return without_a_run("unsupported", f"|q . k| reaches {largest:.3g}, this kernel's arithmetic holds {limit:g}")
     arm, memory = opened(item.arm)
-    with arm.context():
-        return check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
+    if (replaced := opened.replaced()) is None:
+        with arm.context():
+            record = check_case(arm, item.case, memory, seed, problems, item.arm.slack, tensors)
+        if (replaced := opened.replaced()) is None:
+            return record
+    return without_a_run("fail", f"{TAMPERED}: {replaced}")
 
 
 def _run_agreements(job: AgreementJob, emit: Emit) -> None:
@@ -217,33 +303,123 @@ def _run_roofs(job: RoofJob, emit: Emit) -> None:
 def _run_timings(job: TimingJob, emit: Emit) -> None:
     from flashladder.timing import Timer
 
-    timer = Timer(job.preset, dict(job.rates))
+    timer = Timer(job.preset, dict(job.rates), strict=job.strict)
+    watch = integrity.watch() if any(arm.is_candidate for item in job.items for arm in item.arms) else None
     opened = cache(open_arm)
+
+    def clock(cell: Cell, arm: str | None, launches: int) -> None:
+        emit(Clock(cell=cell, arm=arm, launches=launches))
+
     for number, item in enumerate(job.items):
 
         def at(arm: str, number: int = number) -> None:
             emit(At(item=number, arm=arm))
 
-        record = timer.time_cell(item.arms, opened, item.cell, item.l2, item.excluded, job.seed, at)
+        record = timer.time_cell(item.arms, opened, item.cell, item.l2, item.excluded, job.seed, at, clock)
+        if watch is not None and (replaced := watch()) is not None:
+            record = _without_candidates(record, item.arms, f"{TAMPERED}: {replaced}")
         emit(TimingDone(record=record))
+
+
+def _without_candidates(record: CellTiming, specs: Sequence[ArmSpec], reason: str) -> CellTiming:
+    candidates = {spec.name for spec in specs if spec.is_candidate}
+    arms = (
+        ArmTiming(arm=a.arm, kind=a.kind, status="failed", reason=reason, sha256=a.sha256) if a.arm in candidates else a
+        for a in record.arms
+    )
+    return msgspec.structs.replace(record, arms=tuple(arms))
+
+
+def _run_build(job: BuildJob, emit: Emit) -> None:
+    from flashladder import build as building
+
+    if job.script is not None:
+        opened = _Opener(Options() if machine.gpu_name() is None else None)
+        opened(job.script)
+        if (replaced := opened.replaced()) is not None:
+            raise RuntimeError(f"{TAMPERED}: {replaced}")
+        return
+    assert job.rung is not None
+    emit(At(item=0, arm=job.rung.id))
+    if job.archs:
+        ((target, record),) = building.build([job.rung], job.archs)
+        emit(BuildDone(record=record, library=str(target.library) if record.status == "built" else None))
+    else:
+        emit(emulation_build(job.rung, job.instances, job.optimize))
+
+
+def emulation_build(rung: Rung, instances: Sequence[str], optimize: int) -> BuildDone:
+    """The emulated library of a rung, as a build's record."""
+    from flashladder.emulator.library import NVCC_FLAGS, build_emulated, emulated_target
+    from flashladder.toolchain import find_nvcc
+
+    target = emulated_target(rung.id, Path(rung.source), rung.min_arch, instances=instances, optimize=optimize)
+    failures = build_emulated([target])
+    failed = failures.get(rung.id)
+    record = BuildRecord(
+        rung=rung.id,
+        status="built" if failed is None else "failed",
+        reason=failed,
+        sha256=hashlib.sha256(target.library.read_bytes()).hexdigest() if failed is None else None,
+        compiler=f"nvcc {find_nvcc().version}, emulated",
+        flags=NVCC_FLAGS,
+        archs=(f"compute_{target.arch}",),
+    )
+    return BuildDone(record=record, library=str(target.library) if failed is None else None)
+
+
+def _run_grid(job: GridJob, emit: Emit) -> None:
+    emit(At(item=0, arm=job.arm.name))
+    opened = _Opener(job.emulation)
+    arm, memory = opened(job.arm)
+    record = observe(arm, job.case, memory, job.seed)
+    if (replaced := opened.replaced()) is not None:
+        raise RuntimeError(f"{TAMPERED}: {replaced}")
+    emit(GridDone(record=record))
+
+
+def _run_witness(job: WitnessJob, emit: Emit) -> None:
+    arm, memory = _Opener(job.emulation)(job.arm)
+    for number, case in enumerate(job.cases):
+        emit(At(item=number, arm=job.arm.name))
+        with arm.context():
+            o, lse = testify(arm, case, memory, job.seed)
+        emit(WitnessDone(case=case.id, o=o, lse=lse))
+
+
+def _run_probe() -> None:
+    import torch
+
+    torch.zeros(1, device="cuda").add_(1).item()
+
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+
+
+def _end_with_the_parent() -> None:
+    """A kernel that never ends must not outlive a parent that was killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     """Entry of the child: `python -m flashladder.worker FD [gpu]`; with "gpu" it opens torch before it has a job."""
     fd = int(sys.argv[1])
+    _end_with_the_parent()
     if sys.argv[2:] == ["gpu"]:
         with contextlib.suppress(Exception):  # what fails here fails in the job too, where it is told
             import torch
 
             torch.zeros(1, device="cuda")
-    given = sys.stdin.buffer.read()
+    word, _, given = sys.stdin.buffer.read().partition(b"\n")
     if not given:  # the parent has ended
         return
     job = msgspec.json.decode(given, type=Job)
     with os.fdopen(fd, "wb") as pipe:
 
         def emit(message: Message) -> None:
-            pipe.write(msgspec.json.encode(message) + b"\n")
+            pipe.write(word + b" " + msgspec.json.encode(message) + b"\n")
             pipe.flush()
 
         if isinstance(job, CheckJob):
@@ -252,6 +428,14 @@ def main() -> None:
             _run_agreements(job, emit)
         elif isinstance(job, RoofJob):
             _run_roofs(job, emit)
+        elif isinstance(job, BuildJob):
+            _run_build(job, emit)
+        elif isinstance(job, GridJob):
+            _run_grid(job, emit)
+        elif isinstance(job, WitnessJob):
+            _run_witness(job, emit)
+        elif isinstance(job, ProbeJob):
+            _run_probe()
         else:
             _run_timings(job, emit)
         emit(Finished())
@@ -369,15 +553,18 @@ def supervise(
     at: At | None = None
     end: Literal["finished", "crash", "timeout"] = "crash"
     child = _child_for(job, command)
+    word, forged = secrets.token_hex(16).encode(), False
     try:
         assert child.process.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.process.stdin as stdin:
-            stdin.write(msgspec.json.encode(job))
+            stdin.write(word + b"\n" + msgspec.json.encode(job))
         for line in _lines(child.read, limit_s):
             if line is None:
                 end = "timeout"
                 break
-            message = msgspec.json.decode(line, type=Message)
+            if forged := not line.startswith(word + b" "):
+                break
+            message = msgspec.json.decode(line[len(word) + 1 :], type=Message)
             if isinstance(message, At):
                 at = message
             elif isinstance(message, Finished):
@@ -385,7 +572,7 @@ def supervise(
                 break
             else:
                 on_message(message)
-        if end == "crash":
+        if end == "crash" and not forged:
             try:
                 child.process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
@@ -393,6 +580,8 @@ def supervise(
     finally:
         said = child.end()
     detail = f"silent for {limit_s:g} s" if end == "timeout" else _why(child.process.returncode, said)
+    if forged:
+        detail = FORGED
     return Outcome(end=end, at=at, detail="" if end == "finished" else detail)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import ablation, check, emulation, native
+from flashladder import ablation, challenge, check, emulation, grid, native
 from flashladder import build as building
 from flashladder.arms import LoadedArm
 from flashladder.arrays import HostMemory
@@ -167,6 +167,14 @@ def test_one_block_or_one_a_tile(built: emulation.CpuCheck) -> None:
         one = _open(built, rung, Options(multiprocessors=132))
         blocks = 1 if number < 2 else 2 * -(-128 // _tile(one, 128)[0])
         assert _counters(one, _case(False))["blocks"] == blocks, rung
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_launches_what_a_challenge_expects_of_its_config(built: emulation.CpuCheck, rung: str) -> None:
+    one = _open(built, rung, Options())
+    launched = grid.observe(one.arm, challenge.GRID_CASE, one.memory, SEED)
+    assert launched.blocks
+    assert grid.fault(launched, rung) is None
 
 
 @pytest.mark.parametrize("rung", [r.id for r in LADDER.rungs if LADDER.has(r, "splits")])

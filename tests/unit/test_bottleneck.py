@@ -154,7 +154,7 @@ FIRST = {
     "r02_grid": ("latency", b.stall("barrier")),
     "r04_vector_io": ("bank conflicts", "bank conflicts / "),
     "v13_no_swizzle": ("bank conflicts", "bank conflicts / "),
-    "r07_wmma_pv": ("latency", b.stall("long_scoreboard")),
+    "r07_wmma_pv": ("latency", b.stall("short_scoreboard")),
     "r08_mma_sync": ("latency", b.stall("long_scoreboard")),
     "r09_large_tiles": ("grid too small", b.GRID),
 }

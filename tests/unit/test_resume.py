@@ -87,7 +87,7 @@ def _answers(job: worker.Job) -> Iterator[worker.Message]:
             )
 
 
-def _supervise(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+def _supervise(job: worker.Job, say: Callable[[worker.Message], None], limit_s: float = 120.0) -> worker.Outcome:
     for message in _answers(job):
         say(message)
     return worker.Outcome(end="finished", at=None, detail="")

@@ -50,7 +50,9 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Callable[[Child], list[worker.Job]
     def install(run: Child) -> list[worker.Job]:
         jobs: list[worker.Job] = []
 
-        def supervise(job: worker.Job, on_message: Callable[[worker.Message], None]) -> worker.Outcome:
+        def supervise(
+            job: worker.Job, on_message: Callable[[worker.Message], None], limit_s: float = 120.0
+        ) -> worker.Outcome:
             jobs.append(job)
             return run(job, on_message)
 

@@ -12,8 +12,8 @@ from flashladder.ladder import load_presets
 JOB = worker.CheckJob(items=(), seed=0)
 PRELUDE = """
 import os, sys, time
-job = sys.stdin.read()
-def say(line): os.write(int(sys.argv[1]), line.encode() + b"\\n")
+word, job = sys.stdin.read().split("\\n", 1)
+def say(line): os.write(int(sys.argv[1]), f"{word} {line}\\n".encode())
 say('{"type":"at","item":3,"arm":"x"}')
 """
 
@@ -42,6 +42,11 @@ def test_a_clean_end() -> None:
 def test_a_crash_says_where_and_why(code: str, detail: str) -> None:
     outcome = _supervise(code)
     assert (outcome.end, outcome.at, outcome.detail) == ("crash", worker.At(item=3, arm="x"), detail)
+
+
+def test_a_message_that_is_not_the_workers_ends_the_job() -> None:
+    outcome = _supervise("""os.write(int(sys.argv[1]), b'{"type":"finished"}\\n'); time.sleep(600)""")
+    assert (outcome.end, outcome.detail) == ("crash", worker.FORGED)
 
 
 def test_a_hang_is_killed() -> None:

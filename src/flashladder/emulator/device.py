@@ -134,6 +134,11 @@ class EmulatedMemory(HostMemory):
         copy[...] = flat
         return copy
 
+    @property
+    def multiprocessors(self) -> int:
+        """Of the device that the case sees."""
+        return self._multiprocessors
+
     def begin(self, case_id: str) -> None:
         self._multiprocessors = self._options.multiprocessors or SMS[zlib.crc32(case_id.encode()) % len(SMS)]
         self._runs = 0
