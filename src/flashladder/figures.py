@@ -6,7 +6,10 @@ import io
 import itertools
 import logging
 import math
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -125,6 +128,31 @@ def _render(
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # every form has the layout that was just made
         return {form: _saved(figure, form, title) for form in forms}
+
+
+def begin(results: Results) -> Callable[[], dict[str, dict[Format, bytes]]]:
+    """Begin to draw every figure in processes of their own; the call waits for them and gives name -> form -> bytes."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.backends.backend_pdf
+    import matplotlib.backends.backend_svg  # noqa: F401 - imported once here, not in every child
+
+    fork = multiprocessing.get_context("fork")  # children have the results without pickling
+    pool = ProcessPoolExecutor(os.cpu_count(), fork, initializer=_inherit, initargs=(results,))
+    waiting = {name: pool.submit(_draw, name) for name in FIGURES}
+    pool.shutdown(wait=False)
+    return lambda: {name: drawn.result() for name, drawn in waiting.items()}
+
+
+_inherited: list[Results] = []
+"""Of a child: what it draws."""
+
+
+def _inherit(results: Results) -> None:
+    _inherited.append(results)
+
+
+def _draw(name: str) -> dict[Format, bytes]:
+    return FIGURES[name].render(_inherited[0])
 
 
 def _saved(figure: Figure, form: Format, title: str) -> bytes:

@@ -58,6 +58,7 @@ def generate(
     document = load(run, ladder, in_repository=readme is not None)
     folder, known = document.figures, facts.facts(document)
     words = prose.load(document.results, known) if document.records is not None else prose.NONE
+    drawn = figures.begin(document.results)
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document, words, judged, others),
         f"{folder}peers.tex": _tex(tables.against_peers(document.results)),
@@ -83,8 +84,8 @@ def generate(
     except EnvironmentInvalidError:
         if readme is not None:  # a GPU machine may lack what draws the page of its own run
             raise
-    for name, figure in figures.FIGURES.items():
-        files |= {f"{folder}{name}.{form}": data for form, data in figure.render(document.results).items()}
+    for name, forms in drawn().items():
+        files |= {f"{folder}{name}.{form}": data for form, data in forms.items()}
     return files
 
 
