@@ -39,6 +39,7 @@ def tests(session: nox.Session) -> None:
         "auto",
         "--durations=20",
         *(session.posargs or ["-m", "not gpu and not mutants and not browser"]),
+        env={"OPENBLAS_NUM_THREADS": "1"},  # a worker a core: further threads wait for each other
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from flashladder import ablation, check, emulation, native
+from flashladder import build as building
 from flashladder.arms import LoadedArm
 from flashladder.arrays import HostMemory
 from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
@@ -45,6 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> emulation.CpuCheck:
     half = emulation.open_check(selection, Options(), [case.id for case in session.cases if _is_first_type(case)])
     session.rungs = tuple(LADDER[name] for name in BOTH_TYPES)
     half.rungs = tuple(r for r in LADDER.rungs if r.id not in BOTH_TYPES)
+    building.compile_targets(building.targets(LADDER.rungs, building.ALL_ARCHS))  # whose host code is taken over
     for part in (session, half):
         part.build()
     session.specs += half.specs
