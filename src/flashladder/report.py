@@ -526,17 +526,22 @@ def _macros(known: Mapping[str, str]) -> str:
     return "\n".join([f"% {GENERATED} Times in microseconds.", *lines]) + "\n"
 
 
-CLAIM_MACROS = r"""\newcommand{\flclaim}[1]{\ifcsname flclaim:#1\endcsname\csname flclaim:#1\endcsname\else
-  \errmessage{experiments/claims.toml has no claim #1}\fi}
-\newcommand{\flclaimtext}[1]{\ifcsname flclaimtext:#1\endcsname\csname flclaimtext:#1\endcsname\else
-  \errmessage{experiments/claims.toml has no claim #1}\fi}"""
-"""\\flclaim{ID} is a claim's number, \\flclaimtext{ID} its sentence: what the paper says is a row or an error."""
+CLAIM_PARTS = ("", "text", "n")
+"""\\flclaim{ID} is a claim's number, \\flclaimtext{ID} its sentence, \\flclaimn{ID} of how many cells or cases it is.
+
+An ID that no row has stops LaTeX."""
 
 
 def _claim_macros(judged: Sequence[Judged]) -> str:
-    lines = [f"% {GENERATED}", CLAIM_MACROS]
+    lines = [f"% {GENERATED}"]
+    for part in CLAIM_PARTS:
+        name = f"flclaim{part}"
+        lines.append(
+            f"\\newcommand{{\\{name}}}[1]{{\\ifcsname {name}:#1\\endcsname\\csname {name}:#1\\endcsname\\else\n"
+            "  \\errmessage{experiments/claims.toml has no claim #1}\\fi}"
+        )
     for j in judged:
-        value = latex_escape(claims.shown_number(j.evidence.value, j.evidence.counts))
-        lines.append(f"\\expandafter\\def\\csname flclaim:{j.id}\\endcsname{{{value}}}")
-        lines.append(f"\\expandafter\\def\\csname flclaimtext:{j.id}\\endcsname{{{latex_escape(j.statement)}}}")
+        value = claims.shown_number(j.evidence.value, j.evidence.counts)
+        for part, text in zip(CLAIM_PARTS, (value, j.statement, str(j.evidence.n)), strict=True):
+            lines.append(f"\\expandafter\\def\\csname flclaim{part}:{j.id}\\endcsname{{{latex_escape(text)}}}")
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flashladder import claims, rundir
+from flashladder import claims, paths, prose, report, rundir
 from flashladder.claims import Absolute, Agrees, Cells, Claim, Correct, Counter, Order, Predicted, Ratio, Resource, View
 from flashladder.cli import main
 from flashladder.diagnose import diagnose
@@ -219,6 +219,17 @@ def test_every_kernel_that_a_claim_names_exists() -> None:
     ladder = load_ladder()
     known = {r.id for r in (*ladder.rungs, *ladder.variants)} | {"sdpa_default#control"}
     assert {arm for claim in claims.load_claims() for arm in claim.arms} <= known
+
+
+def test_the_readme_states_no_result_but_generated_ones_and_its_headline_is_a_claim() -> None:
+    before, _, rest = (paths.ROOT / report.README).read_text().partition(report.BEGIN)
+    block, _, after = rest.partition(report.END)
+    versions = re.compile(r"CUDA \d+\.\d+|\d+\.\d+ or newer|Apache-2\.0")
+    assert prose.typed_number(versions.sub("", before + after)) is None
+    (headline,) = re.findall(r"^.*Best rung .*$", block, re.MULTILINE)
+    claim = next(c for c in claims.load_claims() if c.id == "r23_sdpa_reference")
+    found = claims.measure(claim.predicate, View(rundir.find(), load_ladder()))
+    assert f"Best rung {claim.arms[0]}, x sdpa_default: {claims.shown(found)} faster" in headline
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
