@@ -117,15 +117,17 @@ def _render(
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     style: Any = _STYLE
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(style)
-        figure = Figure(layout="constrained", dpi=POINTS_PER_INCH)
+        layout = ConstrainedLayoutEngine()
+        figure = Figure(layout=layout, dpi=POINTS_PER_INCH)
         FigureCanvasAgg(figure)
         draw(figure, results)
-        figure.draw_without_rendering()
+        layout.execute(figure)
         figure.set_layout_engine("none")  # every form has the layout that was just made
         return {form: _saved(figure, form, title) for form in forms}
 
