@@ -58,7 +58,6 @@ def generate(
     document = load(run, ladder, in_repository=readme is not None)
     folder, known = document.figures, facts.facts(document)
     words = prose.load(document.results, known) if document.records is not None else prose.NONE
-    drawn = figures.begin(document.results)
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document, words, judged, others),
         f"{folder}peers.tex": _tex(tables.against_peers(document.results)),
@@ -79,6 +78,7 @@ def generate(
     if words.cookbook is not None:
         texts[COOKBOOK] = f"<!-- {GENERATED} Its source is paper/prose/cookbook.md. -->\n\n{words.cookbook}"
     files = {path: text.encode() for path, text in texts.items()}
+    drawn = figures.begin(document.results)
     try:
         files[f"{folder}{PAGE}"] = page.page(document, words)
     except EnvironmentInvalidError:
