@@ -47,9 +47,10 @@ def generate(
     judged: Sequence[Judged] = (),
     others: tables.Table | None = None,
     appendix: Sequence[Section] = (),
+    draw: bool = True,
 ) -> dict[str, bytes]:
     """Path -> content of every generated file; what was made of the claims, of other machines' runs and of the
-    artifact appendix goes in where it is given.
+    artifact appendix goes in where it is given. Without `draw` the figures, two thirds of the time, are left out.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat, and the page is left out where the library that draws it is not installed. Raises
@@ -78,7 +79,7 @@ def generate(
     if words.cookbook is not None:
         texts[COOKBOOK] = f"<!-- {GENERATED} Its source is paper/prose/cookbook.md. -->\n\n{words.cookbook}"
     files = {path: text.encode() for path, text in texts.items()}
-    drawn = figures.begin(document.results)
+    drawn = figures.begin(document.results) if draw else dict
     try:
         files[f"{folder}{PAGE}"] = page.page(document, words)
     except EnvironmentInvalidError:
