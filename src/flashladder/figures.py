@@ -8,6 +8,7 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ _inherited: list[Results] = []
 
 
 def _inherit(results: Results) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends it at once, without a traceback
     _inherited.append(results)
 
 
