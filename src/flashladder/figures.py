@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import logging
@@ -152,6 +153,7 @@ _inherited: list[Results] = []
 
 def _inherit(results: Results) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends it at once, without a traceback
+    gc.disable()  # it lives for seconds, an eighth of which the search for cycles would take
     _inherited.append(results)
 
 
