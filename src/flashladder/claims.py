@@ -109,6 +109,24 @@ class Ratio(_Bounded, frozen=True, kw_only=True, tag="ratio"):
     aggregate: Literal["each", "geomean"] = "each"
 
 
+class Medians(_Bounded, frozen=True, kw_only=True, tag="medians"):
+    """As Ratio, of arms that form no pair: the ratio of their medians in each cell, between the ends of their CIs."""
+
+    arm: str
+    against: str
+    cells: Cells = Cells()
+
+
+class Verdicts(_Bounded, frozen=True, kw_only=True, tag="verdicts"):
+    """Cells with this verdict on `arm` against `against`, of all in which the run compares them."""
+
+    arm: str
+    against: str
+    verdict: Verdict
+    of: int
+    """Cells that the bounds speak of: with fewer nothing is said."""
+
+
 class Order(Record, frozen=True, kw_only=True, tag_field="kind", tag="order"):
     """The recorded verdict on `arm` against `against`, after its correction and floor, in each cell."""
 
@@ -155,7 +173,8 @@ class Resource(_Bounded, frozen=True, kw_only=True, tag="resource"):
 class Correct(_Bounded, frozen=True, kw_only=True, tag="correct"):
     """Every rung that the architecture runs passes the gate; the bounds are on the cases that each has passed."""
 
-    dtype: DtypeName
+    dtype: DtypeName | None = None
+    """None: of both, and the bounds are on what all rungs have passed together."""
 
     @property
     def expected(self) -> str:
@@ -180,7 +199,36 @@ class Predicted(Record, frozen=True, kw_only=True, tag_field="kind", tag="predic
         return self.outcome
 
 
-Predicate = Ratio | Order | Absolute | Counter | Resource | Correct | Agrees | Predicted
+class Predictions(_Bounded, frozen=True, kw_only=True, tag="predictions"):
+    """The number of predictions with this outcome."""
+
+    outcome: Literal["confirmed", "refuted"]
+
+
+class Roof(_Bounded, frozen=True, kw_only=True, tag="roof"):
+    """TFLOP/s of cuBLAS's large product of random matrices."""
+
+    dtype: DtypeName
+
+    @property
+    def expected(self) -> str:
+        return f"{super().expected} TFLOP/s"
+
+
+Predicate = (
+    Ratio
+    | Medians
+    | Verdicts
+    | Predictions
+    | Roof
+    | Order
+    | Absolute
+    | Counter
+    | Resource
+    | Correct
+    | Agrees
+    | Predicted
+)
 
 
 class Claim(Record, frozen=True, kw_only=True):
@@ -204,7 +252,9 @@ class Claim(Record, frozen=True, kw_only=True):
         p = self.predicate
         if isinstance(p, Resource):
             return p.arms
-        return (p.rung,) if isinstance(p, Predicted) else (() if isinstance(p, (Correct, Agrees)) else (p.arm,))
+        if isinstance(p, (Correct, Agrees, Predictions, Roof)):
+            return ()
+        return (p.rung,) if isinstance(p, Predicted) else (p.arm,)
 
 
 def _number_of(arch: str) -> int:
@@ -358,6 +408,8 @@ def measure(predicate: Predicate, view: View) -> Measure:
     """What the records of a run say of a predicate."""
     measures: dict[type, Callable[[Any, View], Measure]] = {
         Ratio: _ratio,
+        Medians: _medians,
+        Verdicts: _verdicts,
         Order: _order,
         Absolute: _absolute,
         Counter: _counter,
@@ -365,6 +417,8 @@ def measure(predicate: Predicate, view: View) -> Measure:
         Correct: _correct,
         Agrees: _agrees,
         Predicted: _predicted,
+        Predictions: _predictions,
+        Roof: _roof,
     }
     return measures[type(predicate)](predicate, view)
 
@@ -454,6 +508,26 @@ def _geomean(values: Iterable[float]) -> float:
     return math.exp(fmean(map(math.log, values)))
 
 
+def _medians(p: Medians, view: View) -> Measure:
+    found, missing = [], []
+    for cell in p.cells.of(p.arm, view.ladder):
+        mine, theirs = (view.results.arm(cell, name) for name in (p.arm, p.against))
+        if mine is None or mine.device_us is None or theirs is None or theirs.device_us is None:
+            missing.append(_why_untimed(view.results, cell, p.arm, p.against))
+            continue
+        low, high = theirs.device_us.ci[0] / mine.device_us.ci[1], theirs.device_us.ci[1] / mine.device_us.ci[0]
+        found.append(_Found(cell, theirs.device_us.median / mine.device_us.median, (low, high)))
+    return _each(p, found, missing)
+
+
+def _verdicts(p: Verdicts, view: View) -> Measure:
+    compared = [c for cell in view.results.cells if (c := view.results.comparison(cell, p.arm, p.against)) and c.ratio]
+    value = sum(c.verdict == p.verdict for c in compared)
+    few = f"{p.arm} and {p.against} were compared in {len(compared)} of {p.of} cells" if len(compared) < p.of else None
+    holds = None if few else p.has(value, value)
+    return Measure(holds=holds, value=value, n=len(compared), where=None, reason=few, counts=True)
+
+
 def _order(p: Order, view: View) -> Measure:
     comparisons, missing = _comparisons(p.arm, _other(p.arm, p.against, view.ladder), p.cells, view)
     if not comparisons:
@@ -538,20 +612,24 @@ def _correct(p: Correct, view: View) -> Measure:
     bad, n = [], 0
     for record in view.checks:
         build = view.builds.get(record.arm)
-        if record.arm not in passed or record.cell.dtype != p.dtype or build is None or record.sha256 != build.sha256:
+        if record.arm not in passed or build is None or record.sha256 != build.sha256:
+            continue
+        if p.dtype is not None and record.cell.dtype != p.dtype:
             continue
         n += 1
         passed[record.arm] += record.status == "pass"
         if record.status not in ("pass", "unsupported"):
             bad.append(record)
     least = min(passed, key=passed.__getitem__, default="")
+    value = sum(passed.values()) if p.dtype is None else passed.get(least, 0)
     if bad:
         reason = f"{len(bad)} checks failed, first {bad[0].arm} on {bad[0].case}: {bad[0].reason}"
-        return Measure(holds=False, value=passed[least], where=bad[0].arm, n=n, reason=reason, counts=True)
-    if not n or not p.has(passed[least], passed[least]):
-        reason = f"{least} has passed {passed[least]} cases of {p.dtype}" if least else "no rung runs on this GPU"
+        return Measure(holds=False, value=value, where=bad[0].arm, n=n, reason=reason, counts=True)
+    if not n or not p.has(value, value):
+        who, what = ("the rungs have", "cases") if p.dtype is None else (f"{least} has", f"cases of {p.dtype}")
+        reason = f"{who} passed {value} {what}" if least else "no rung runs on this GPU"
         return Measure(holds=None, n=n, reason=reason, counts=True)
-    return Measure(holds=True, value=passed[least], where=least, n=n, counts=True)
+    return Measure(holds=True, value=value, where=least if p.dtype is not None else None, n=n, counts=True)
 
 
 def _agrees(p: Agrees, view: View) -> Measure:
@@ -576,6 +654,23 @@ def _predicted(p: Predicted, view: View) -> Measure:
         n=1,
         reason=None if outcome.outcome == p.outcome else outcome.outcome,
     )
+
+
+def _predictions(p: Predictions, view: View) -> Measure:
+    outcomes = [o.outcome for o in view.results.predictions]
+    value, unknown = outcomes.count(p.outcome), outcomes.count("not measured")
+    holds = p.has(value, value)
+    if p.has(value + unknown, value + unknown) != holds:
+        return Measure(holds=None, value=value, n=len(outcomes), reason=f"{unknown} were not measured", counts=True)
+    return Measure(holds=holds, value=value, n=len(outcomes), counts=True)
+
+
+def _roof(p: Roof, view: View) -> Measure:
+    rate = view.results.roofs.get(p.dtype)
+    if rate is None:
+        return _missing([f"the run has no matrix product of {p.dtype}; make one with 'flashladder peers'"])
+    low, high = rate.tflops.ci
+    return Measure(holds=p.has(low, high), value=rate.tflops.median, ci=rate.tflops.ci, n=1)
 
 
 # --- shown ----------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class CpuCheck:
                 paths.ROOT / r.source,
                 r.min_arch,
                 instances=instances,
-                optimize=0 if r.has_tensor_cores else 1,
+                optimize="0" if r.has_tensor_cores else "g",
                 host=building.built_objects(r),
             )
             for r in self.rungs

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import logging
 import math
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -115,17 +120,46 @@ def render(draw: Callable[[Figure, T], None], results: T, forms: Sequence[Format
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     style: Any = _STYLE
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(style)
-        figure = Figure(layout="constrained", dpi=POINTS_PER_INCH)
+        layout = ConstrainedLayoutEngine()
+        figure = Figure(layout=layout, dpi=POINTS_PER_INCH)
         FigureCanvasAgg(figure)
         draw(figure, results)
-        figure.draw_without_rendering()
+        layout.execute(figure)
         figure.set_layout_engine("none")  # every form has the layout that was just made
         return {form: _saved(figure, form, title) for form in forms}
+
+
+def begin(results: Results) -> Callable[[], dict[str, dict[Format, bytes]]]:
+    """Begin to draw every figure in processes of their own; the call waits for them and gives name -> form -> bytes."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.backends.backend_pdf
+    import matplotlib.backends.backend_svg  # noqa: F401 - imported once here, not in every child
+
+    fork = multiprocessing.get_context("fork")  # children have the results without pickling
+    pool = ProcessPoolExecutor(os.cpu_count(), fork, initializer=_inherit, initargs=(results,))
+    waiting = {name: pool.submit(_draw, name) for name in FIGURES}
+    pool.shutdown(wait=False)
+    return lambda: {name: drawn.result() for name, drawn in waiting.items()}
+
+
+_inherited: list[Results] = []
+"""Of a child: what it draws."""
+
+
+def _inherit(results: Results) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends it at once, without a traceback
+    gc.disable()  # it lives for seconds, an eighth of which the search for cycles would take
+    _inherited.append(results)
+
+
+def _draw(name: str) -> dict[Format, bytes]:
+    return FIGURES[name].render(_inherited[0])
 
 
 def _saved(figure: Figure, form: Format, title: str) -> bytes:

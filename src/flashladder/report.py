@@ -47,9 +47,10 @@ def generate(
     judged: Sequence[Judged] = (),
     others: tables.Table | None = None,
     appendix: Sequence[Section] = (),
+    draw: bool = True,
 ) -> dict[str, bytes]:
     """Path -> content of every generated file; what was made of the claims, of other machines' runs and of the
-    artifact appendix goes in where it is given.
+    artifact appendix goes in where it is given. Without `draw` the figures, two thirds of the time, are left out.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat, and the page is left out where the library that draws it is not installed. Raises
@@ -78,13 +79,14 @@ def generate(
     if words.cookbook is not None:
         texts[COOKBOOK] = f"<!-- {GENERATED} Its source is paper/prose/cookbook.md. -->\n\n{words.cookbook}"
     files = {path: text.encode() for path, text in texts.items()}
+    drawn = figures.begin(document.results) if draw else dict
     try:
         files[f"{folder}{PAGE}"] = page.page(document, words)
     except EnvironmentInvalidError:
         if readme is not None:  # a GPU machine may lack what draws the page of its own run
             raise
-    for name, figure in figures.FIGURES.items():
-        files |= {f"{folder}{name}.{form}": data for form, data in figure.render(document.results).items()}
+    for name, forms in drawn().items():
+        files |= {f"{folder}{name}.{form}": data for form, data in forms.items()}
     return files
 
 
@@ -525,17 +527,22 @@ def _macros(known: Mapping[str, str]) -> str:
     return "\n".join([f"% {GENERATED} Times in microseconds.", *lines]) + "\n"
 
 
-CLAIM_MACROS = r"""\newcommand{\flclaim}[1]{\ifcsname flclaim:#1\endcsname\csname flclaim:#1\endcsname\else
-  \errmessage{experiments/claims.toml has no claim #1}\fi}
-\newcommand{\flclaimtext}[1]{\ifcsname flclaimtext:#1\endcsname\csname flclaimtext:#1\endcsname\else
-  \errmessage{experiments/claims.toml has no claim #1}\fi}"""
-"""\\flclaim{ID} is a claim's number, \\flclaimtext{ID} its sentence: what the paper says is a row or an error."""
+CLAIM_PARTS = ("", "text", "n")
+"""\\flclaim{ID} is a claim's number, \\flclaimtext{ID} its sentence, \\flclaimn{ID} of how many cells or cases it is.
+
+An ID that no row has stops LaTeX."""
 
 
 def _claim_macros(judged: Sequence[Judged]) -> str:
-    lines = [f"% {GENERATED}", CLAIM_MACROS]
+    lines = [f"% {GENERATED}"]
+    for part in CLAIM_PARTS:
+        name = f"flclaim{part}"
+        lines.append(
+            f"\\newcommand{{\\{name}}}[1]{{\\ifcsname {name}:#1\\endcsname\\csname {name}:#1\\endcsname\\else\n"
+            "  \\errmessage{experiments/claims.toml has no claim #1}\\fi}"
+        )
     for j in judged:
-        value = latex_escape(claims.shown_number(j.evidence.value, j.evidence.counts))
-        lines.append(f"\\expandafter\\def\\csname flclaim:{j.id}\\endcsname{{{value}}}")
-        lines.append(f"\\expandafter\\def\\csname flclaimtext:{j.id}\\endcsname{{{latex_escape(j.statement)}}}")
+        value = claims.shown_number(j.evidence.value, j.evidence.counts)
+        for part, text in zip(CLAIM_PARTS, (value, j.statement, str(j.evidence.n)), strict=True):
+            lines.append(f"\\expandafter\\def\\csname flclaim{part}:{j.id}\\endcsname{{{latex_escape(text)}}}")
     return "\n".join(lines) + "\n"

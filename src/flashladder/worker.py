@@ -467,6 +467,7 @@ class _Child:
             stderr=stderr,
             pass_fds=(write,),
             start_new_session=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a child a core: more threads wait for each other
         )
         os.close(write)
         _children.add(process.pid)

@@ -91,7 +91,7 @@ def build(mutants: Sequence[Mutant], folder: Path) -> list[Path]:
                 f"mutant-{mutant.rung.id}",
                 directory / "mutant.cu",
                 mutant.rung.min_arch,
-                optimize=0,
+                optimize="0",
                 instances=["fp16_d64"],
                 host=built_objects(mutant.rung),
             )

@@ -12,10 +12,9 @@ import numpy as np
 
 from flashladder.emulator import ptx, translate
 from flashladder.emulator.emitter import find_emitter
-from flashladder.emulator.library import RUNTIME, runtime_objects
+from flashladder.emulator.library import kernel_command, runtime_objects
 from flashladder.toolchain import find_cuda_tool
 
-FLAGS = ("-std=c++20", "-O0", "-fPIC", "-ffp-contract=off", "-w", f"-I{RUNTIME}")
 HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 LAUNCHER = r"""
 #include <stdexcept>
@@ -68,7 +67,7 @@ class Machine:
         source, library = folder / "kernels.cpp", folder / "kernels.so"
         source.write_text(translate.translate(self.text) + LAUNCHER)
         link = ["-shared", "-Wl,--no-undefined", "-Wl,-Bsymbolic", *map(str, runtime_objects()), "-ldl"]
-        subprocess.run(["g++", *FLAGS, source, "-o", library, *link], check=True)
+        subprocess.run([*kernel_command(), source, "-o", library, *link], check=True)
         self._library = ctypes.CDLL(str(library))
         self._library.test_launch.restype = ctypes.c_char_p
         self._library.emu_alloc.restype = ctypes.c_void_p

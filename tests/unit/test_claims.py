@@ -9,13 +9,29 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flashladder import claims, rundir
-from flashladder.claims import Absolute, Agrees, Cells, Claim, Correct, Counter, Order, Predicted, Ratio, Resource, View
+from flashladder import claims, paths, prose, report, rundir
+from flashladder.claims import (
+    Absolute,
+    Agrees,
+    Cells,
+    Claim,
+    Correct,
+    Counter,
+    Medians,
+    Order,
+    Predicted,
+    Predictions,
+    Ratio,
+    Resource,
+    Roof,
+    Verdicts,
+    View,
+)
 from flashladder.cli import main
 from flashladder.diagnose import diagnose
 from flashladder.errors import Exit, FlashladderError
 from flashladder.ladder import load_ladder
-from flashladder.model import Agreement, ArmTiming, KernelProfile, Metric, NcuRecord
+from flashladder.model import Agreement, ArmTiming, Estimate, KernelProfile, Metric, NcuRecord, RoofRate
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
@@ -50,6 +66,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run = made.diagnosed(tmp_path_factory.mktemp("run"))
     run.replace("ncu", [_profile("r01_tiled", 200), _profile("r02_grid", 50)])
     run.replace("agreement", [_agreement("exact", "same bits"), _agreement("other", "differs")])
+    roof = RoofRate(dtype="bf16", size=8192, tflops=Estimate(median=660.0, ci=(655.0, 665.0), n=40))
+    run.replace("diagnosis", [*run.diagnosis(), roof])
     return run
 
 
@@ -89,6 +107,20 @@ def _holds(run: RunDir, predicate: claims.Predicate) -> bool | None:
         (Predicted(rung="r03_warp_reduce", outcome="refuted"), True),
         (Predicted(rung="r03_warp_reduce", outcome="confirmed"), False),
         (Predicted(rung="r04_vector_io", outcome="confirmed"), None),
+        (Medians(arm="r05_swizzle", against="r02_grid", cells=TWO, least=5), True),
+        (Medians(arm="r05_swizzle", against="r02_grid", cells=TWO, most=5), False),
+        (Medians(arm="r05_swizzle", against="r00_naive", cells=TWO, least=5), None),
+        (Verdicts(arm="r05_swizzle", against=made.BASELINE, verdict="slower", of=6, least=6), True),
+        (Verdicts(arm="r05_swizzle", against=made.BASELINE, verdict="faster", of=6, least=1), False),
+        (Verdicts(arm="r05_swizzle", against=made.BASELINE, verdict="slower", of=7, least=6), None),
+        (Predictions(outcome="confirmed", least=3), True),
+        (Predictions(outcome="confirmed", least=6), False),
+        (Predictions(outcome="confirmed", least=5), None),
+        (Predictions(outcome="refuted", most=0), False),
+        (Roof(dtype="bf16", least=650), True),
+        (Roof(dtype="bf16", least=670), False),
+        (Roof(dtype="fp16", least=650), None),
+        (Correct(least=1), False),
     ],
 )
 def test_a_predicate_holds_fails_or_is_not_measured(
@@ -106,6 +138,15 @@ def test_the_whole_interval_must_pass(run: RunDir) -> None:
     assert measured.ci[0] < measured.value
     assert _holds(run, Ratio(arm="r03_warp_reduce", least=measured.ci[0])) is True
     assert _holds(run, Ratio(arm="r03_warp_reduce", least=measured.value)) is False
+
+
+def test_all_cases_of_the_gate_are_counted_together(tmp_path: Path) -> None:
+    passed = [made.check(rung.id) for rung in made.RUNGS]
+    run = made.write_run(tmp_path, [], check_records=passed)
+    run.replace("diagnosis", diagnose(run, made.LADDER))
+    measured = claims.measure(Correct(least=len(passed)), View(run, made.LADDER))
+    assert (measured.holds, measured.value, measured.n) == (True, len(passed), len(passed))
+    assert _holds(run, Correct(least=len(passed) + 1)) is None
 
 
 def test_missing_cells_are_never_reproduced_but_one_cell_can_contradict(run: RunDir) -> None:
@@ -219,6 +260,17 @@ def test_every_kernel_that_a_claim_names_exists() -> None:
     ladder = load_ladder()
     known = {r.id for r in (*ladder.rungs, *ladder.variants)} | {"sdpa_default#control"}
     assert {arm for claim in claims.load_claims() for arm in claim.arms} <= known
+
+
+def test_the_readme_states_no_result_but_generated_ones_and_its_headline_is_a_claim() -> None:
+    before, _, rest = (paths.ROOT / report.README).read_text().partition(report.BEGIN)
+    block, _, after = rest.partition(report.END)
+    versions = re.compile(r"CUDA \d+\.\d+|\d+\.\d+ or newer|Apache-2\.0")
+    assert prose.typed_number(versions.sub("", before + after)) is None
+    (headline,) = re.findall(r"^.*Best rung .*$", block, re.MULTILINE)
+    claim = next(c for c in claims.load_claims() if c.id == "r23_sdpa_reference")
+    found = claims.measure(claim.predicate, View(rundir.find(), load_ladder()))
+    assert f"Best rung {claim.arms[0]}, x sdpa_default: {claims.shown(found)} faster" in headline
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

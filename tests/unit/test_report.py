@@ -21,7 +21,8 @@ from tests.unit import synthetic as made
 
 replace = msgspec.structs.replace
 README = f"# Name\n\nBefore.\n{report.BEGIN}\nold\n{report.END}\nAfter.\n"
-GENERATED = {
+DRAWN = {f"paper/generated/{name}.{form}" for name in FIGURES for form in PUBLISHED}
+GENERATED = DRAWN | {
     f"paper/generated/{name}"
     for name in (
         "ablation_portable.tex",
@@ -30,7 +31,6 @@ GENERATED = {
         "macros.tex",
         "peers.tex",
         "report.html",
-        *(f"{f}.{form}" for f in FIGURES for form in PUBLISHED),
     )
 }
 
@@ -124,7 +124,7 @@ def test_a_complete_run_says_nothing_of_it(tmp_path: Path) -> None:
     cells = preset_cells(load_presets()["quick"])
     info = replace(made.INFO, preset="quick")
     run = made.diagnosed(tmp_path, [made.timing(c, i) for i, c in enumerate(cells)], info=info)
-    text = report.generate(run, made.LADDER)["report.md"].decode()
+    text = report.generate(run, made.LADDER, draw=False)["report.md"].decode()
     assert "incomplete" not in text
     assert "No cell of the headline set was measured in this run." in text
 
@@ -137,9 +137,9 @@ def test_claims_other_machines_and_the_appendix_go_in_where_they_are_given(run: 
     judged = evaluate([claim], view, lambda _: view)
     others = Table(("run", "GPU"), (("l4/x", "NVIDIA L4"),))
     appendix = (Section("Abstract", ("Words.",)),)
-    full = report.generate(run, made.LADDER, readme=README, judged=judged, others=others, appendix=appendix)
+    full = report.generate(run, made.LADDER, readme=README, judged=judged, others=others, appendix=appendix, draw=False)
     more = {f"paper/generated/{name}.tex" for name in ("artifact", "claims")}
-    assert set(full) == {"OPTIMIZATION_REPORT.md", "README.md", "docs/artifact.md", *GENERATED, *more}
+    assert set(full) == {"OPTIMIZATION_REPORT.md", "README.md", "docs/artifact.md", *(GENERATED - DRAWN), *more}
     macros = full["paper/generated/claims.tex"].decode()
     assert re.search(r"\\csname flclaim:r03\\endcsname\{\d\.\d+\}$", macros, re.MULTILINE)
     assert re.search(r"\\csname flclaimtext:r03\\endcsname\{gains \d\.\d+ x\}$", macros, re.MULTILINE)
@@ -147,7 +147,7 @@ def test_claims_other_machines_and_the_appendix_go_in_where_they_are_given(run: 
     assert re.search(r"## Claims\n\n1 claim: 1 reproduced\. .*\| r03 +\| gains \d\.\d+ x +\| faster", text, re.DOTALL)
     assert re.search(r"## Other machines\n.*\| l4/x +\| NVIDIA L4 +\|", text, re.DOTALL)
     assert "## Abstract\n\nWords." in full["docs/artifact.md"].decode()
-    none = report.generate(run, made.LADDER, others=Table(("run",), ()))["report.md"].decode()
+    none = report.generate(run, made.LADDER, others=Table(("run",), ()), draw=False)["report.md"].decode()
     assert "## Claims" not in none
     assert "## Other machines" not in none
 
@@ -164,7 +164,7 @@ def test_macros_are_commands_of_letters_only(flat: dict[str, bytes]) -> None:
 
 
 def test_a_run_where_nothing_was_timed_says_so(tmp_path: Path) -> None:
-    made_files = report.generate(made.diagnosed(tmp_path, []), made.LADDER)
+    made_files = report.generate(made.diagnosed(tmp_path, []), made.LADDER, draw=False)
     text = made_files["report.md"].decode()
     assert "No rung was timed." in text
     assert b"not measured" in made_files["macros.tex"]
@@ -175,9 +175,10 @@ def test_without_the_library_of_the_page_another_run_has_the_rest_and_the_pinned
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     page.library.cache_clear()
-    assert set(report.generate(run, made.LADDER)) == set(flat) - {"report.html"}
+    drawn = {Path(path).name for path in DRAWN}
+    assert set(report.generate(run, made.LADDER, draw=False)) == set(flat) - {"report.html"} - drawn
     with pytest.raises(FlashladderError, match="vl-convert-python"):
-        report.generate(run, made.LADDER, readme=README)
+        report.generate(run, made.LADDER, readme=README, draw=False)
     page.library.cache_clear()
 
 

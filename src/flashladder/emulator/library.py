@@ -10,6 +10,7 @@ As in flashladder.build, a library's name is the hash of what it is made from.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import shlex
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from flashladder import ninja, paths
 from flashladder.build import binding_rules, ffi_paths, first_error, source_closure
@@ -35,6 +37,8 @@ KERNEL_FLAGS = (
 )
 LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none")
 PROGRAM = HERE / "program.cpp"
+Level = Literal["0", "g"]
+"""Of g++'s optimisation: -O1 builds three times as long as -Og, and runs no faster."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class EmulatedTarget:
     arch: str
     digest: str
     bound: bool
-    optimize: int
+    optimize: Level
     instances: tuple[str, ...]
     """Endings of the kernels to translate, as "fp16_d64"; empty: all."""
     host: tuple[Path, ...] = ()
@@ -76,14 +80,15 @@ def emulated_target(
     min_arch: int,
     *,
     bound: bool = True,
-    optimize: int = 1,
+    optimize: Level = "g",
     instances: Collection[str] = (),
     host: Collection[Path] = (),
 ) -> EmulatedTarget:
     """Hash what the emulated library of `source` is made from. The PTX is that of sm_90a when the kernel needs it.
 
     `host`: objects of the same host code, which need not be compiled again.
-    `optimize` is g++'s level for the translated kernels: at 0 a quarter of the build's time, several times the run's.
+    `optimize` is g++'s level for the translated kernels: at 0 half of the build's time, and several times the run's
+    where the kernel's own arithmetic and memory accesses take it, not the runtime's matrix products.
     """
     arch = "90a" if min_arch >= 90 else "80"
     facts = [
@@ -92,7 +97,7 @@ def emulated_target(
         *HOST_FLAGS,
         arch,
         str(bound),
-        str(optimize),
+        optimize,
         *sorted(instances),
         ffi_paths()[0],
         _runtime_digest(),
@@ -116,15 +121,31 @@ def _cuda_include(nvcc: Nvcc) -> Path:
     return wheel_root() / "include"
 
 
+def _include() -> str:
+    """The flags that find the headers of the runtime, and the toolkit's."""
+    return f"-I{shlex.quote(str(RUNTIME))} -isystem {shlex.quote(str(_cuda_include(find_nvcc())))}"
+
+
+def _precompiled(header: str, name: str, flags: Sequence[str]) -> tuple[str, list[str]]:
+    """Folder of a header compiled with `flags`, which spares each source half a second, and the lines that make it."""
+    folder = f"build/header-{_runtime_digest()[:16]}-{name}"
+    return folder, [
+        f"rule header_{name}",
+        f"  command = g++ {' '.join(flags)} {_include()} -x c++-header $in -o $out.part && mv $out.part $out",
+        f"build {folder}/{header}.gch: header_{name} {ninja.relative(RUNTIME / header)}",
+    ]
+
+
 def _runtime_lines() -> tuple[list[str], list[str]]:
     """The runtime's objects and the build statements that make them, program.cpp's last."""
     stem = f"build/runtime-{_runtime_digest()[:16]}"
-    include = f"-I{shlex.quote(str(RUNTIME))} -isystem {shlex.quote(str(_cuda_include(find_nvcc())))}"
-    lines = ["rule runtime", f"  command = g++ {' '.join(RUNTIME_FLAGS)} {include} -c $in -o $out"]
+    folder, lines = _precompiled("state.h", "runtime", RUNTIME_FLAGS)
+    flags = f"{' '.join(RUNTIME_FLAGS)} -I{folder} {_include()} -include state.h"
+    lines += ["rule runtime", f"  command = g++ {flags} -c $in -o $out"]
     objects = []
     for file in [*sorted(RUNTIME.glob("*.cpp")), PROGRAM]:
         objects.append(f"{stem}-{file.stem}.o")
-        lines.append(f"build {objects[-1]}: runtime {ninja.relative(file)}")
+        lines.append(f"build {objects[-1]}: runtime {ninja.relative(file)} | {folder}/state.h.gch")
     return objects, lines
 
 
@@ -139,6 +160,14 @@ def runtime_objects() -> list[Path]:
     return built
 
 
+def kernel_command(optimize: Level = "0") -> list[str]:
+    """g++ with what translated kernels are compiled with; its header is built first where it is missing."""
+    folder, lines = _precompiled("translated.h", f"O{optimize}", (*KERNEL_FLAGS, f"-O{optimize}"))
+    if not (paths.ROOT / folder / "translated.h.gch").exists():
+        ninja.run(lines, "header", ninja.silent)
+    return ["g++", *KERNEL_FLAGS, f"-O{optimize}", f"-I{paths.ROOT / folder}", f"-I{RUNTIME}"]
+
+
 def _skipped(instances: Sequence[str]) -> list[str]:
     """Flags that empty the kernels that are not wanted (kernel/include/launch.cuh)."""
     names = [f"{dtype}_d{head_dim}" for dtype in ("fp16", "bf16") for head_dim in (64, 128)]
@@ -148,7 +177,6 @@ def _skipped(instances: Sequence[str]) -> list[str]:
 def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     nvcc = find_nvcc()
     nvcc_path = shlex.quote(str(nvcc.path)).replace("$", "$$")
-    include = f"-I{shlex.quote(str(RUNTIME))} -isystem {shlex.quote(str(_cuda_include(nvcc)))}"
     binding, lines = binding_rules("binding-emulated", "-DFLASHLADDER_EMULATED")
     ffi_library = shlex.quote(str(ffi_paths()[2]))
     gencode = "-gencode=arch=compute_$arch,code=compute_$arch"
@@ -163,7 +191,7 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
         "rule translate",
         f"  command = {python} -m flashladder.emulator.library $in $out $instances",
         "rule kernel",
-        f"  command = g++ {' '.join(KERNEL_FLAGS)} -O$optimize {include} -c $in -o $out",
+        f"  command = g++ {' '.join(KERNEL_FLAGS)} -O$optimize -I$header {_include()} -c $in -o $out",
         "rule link",
         f"  command = g++ {' '.join(LINK_FLAGS)} $in -o $out.part {ffi_library} -ldl && mv $out.part $out",
         "rule link_program",
@@ -171,21 +199,26 @@ def _lines(targets: Sequence[EmulatedTarget]) -> list[str]:
     ]
     (*objects, program), runtime = _runtime_lines()
     lines += runtime
+    headers = {}
+    for level in sorted({t.optimize for t in targets}):
+        headers[level], made = _precompiled("translated.h", f"O{level}", (*KERNEL_FLAGS, f"-O{level}"))
+        lines += made
     for t in targets:
         stem, source = f"build/{t.stem}", ninja.relative(t.source)
         # The program's object comes last: its findings are printed before the runtime's log is destroyed.
         rule, extra = ("link", binding) if t.bound else ("link_program", program)
         host = [ninja.relative(o) for o in t.host] or [f"{stem}.host.o"]
-        made = f"{stem}.ptx: ptx" if t.host else f"{stem}.host.o {stem}.ptx: both"
+        ptx = f"{stem}.ptx: ptx" if t.host else f"{stem}.host.o {stem}.ptx: both"
         lines += [
-            f"build {made} {source}",
+            f"build {ptx} {source}",
             f"  arch = {t.arch}",
             f"  stem = {stem}",
             f"  skip = {' '.join(_skipped(t.instances))}",
             f"build {stem}.cpp: translate {stem}.ptx",
             f"  instances = {' '.join(t.instances)}",
-            f"build {stem}.o: kernel {stem}.cpp",
+            f"build {stem}.o: kernel {stem}.cpp | {headers[t.optimize]}/translated.h.gch",
             f"  optimize = {t.optimize}",
+            f"  header = {headers[t.optimize]}",
             f"build {ninja.relative(t.library)}: {rule} {' '.join(host)} {stem}.o {' '.join(objects)} {extra}",
         ]
     return lines
@@ -205,6 +238,7 @@ def main() -> None:
     from flashladder.emulator.ptx import PtxError
     from flashladder.emulator.translate import translate
 
+    gc.disable()  # a process a file: looking for cycles is a quarter of its time
     source, target = (Path(a) for a in sys.argv[1:3])
     instances = sys.argv[3:]
     try:

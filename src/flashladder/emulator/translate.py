@@ -80,7 +80,7 @@ class _ModuleTranslator:
         functions = [*self.module.device_functions, *self.module.entries]
         bodies = [_FunctionTranslator(self, function).text() for function in functions]
         parts = [
-            '// Made by flashladder.emulator.translate.\n#include "emulator.h"\n#include "translated.h"\n',
+            '// Made by flashladder.emulator.translate.\n#include "translated.h"\n',
             "namespace {\n\nusing namespace emu::translated;\n",
             *(f'constexpr char {constant}[] = "{name}";' for name, constant in self.files.items()),
             *self._data(),
