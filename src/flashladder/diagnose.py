@@ -231,34 +231,46 @@ def roof_rate(roof: Roof) -> RoofRate:
 def _compare_cell(arms: Sequence[_Arm], ladder: Ladder) -> list[Comparison]:
     """Control, parents and baselines of one cell, with raw p-values; the verdicts come with the correction."""
     timed = {arm.stats.arm: arm for arm in arms if arm.timed}
-    floor = stats.practical_floor(None)
-    result: list[Comparison] = []
-    if control_arm(ladder) in timed and ladder.baseline in timed:
-        control = _compare(timed[control_arm(ladder)], timed[ladder.baseline], "control", floor)
-        floor = rounded(stats.practical_floor(control.ratio))
-        result.append(control)
     rungs = [rung for rung in ladder.rungs if rung.id in timed]
+    variants = [variant for variant in ladder.variants if variant.id in timed]
     peers = [name for name, arm in timed.items() if arm.stats.kind == "peer" and name != control_arm(ladder)]
-    for rung in (*rungs, *(variant for variant in ladder.variants if variant.id in timed)):
-        if rung.parent in timed:
-            result.append(_compare(timed[rung.id], timed[rung.parent], "parent", floor))
-    for rung in rungs:
-        result += [_compare(timed[rung.id], timed[peer], "baseline", floor) for peer in peers]
-    if ladder.baseline in timed:
-        others = [peer for peer in peers if peer != ladder.baseline]
-        result += [_compare(timed[peer], timed[ladder.baseline], "baseline", floor) for peer in others]
-    return result
+    others = [peer for peer in peers if peer != ladder.baseline] if ladder.baseline in timed else []
+    controls = [control_arm(ladder)] if {control_arm(ladder), ladder.baseline} <= timed.keys() else []
+    compared: list[tuple[str, str, Relation]] = [
+        *((control, ladder.baseline, "control") for control in controls),
+        *((rung.id, rung.parent, "parent") for rung in (*rungs, *variants) if rung.parent in timed),
+        *((rung.id, peer, "baseline") for rung in rungs for peer in peers),
+        *((peer, ladder.baseline, "baseline") for peer in others),
+    ]
+    found = _compare([(timed[arm], timed[other], relation) for arm, other, relation in compared])
+    floor = rounded(stats.practical_floor(found[0].ratio)) if controls else stats.practical_floor(None)
+    return [c if c.relation == "control" else msgspec.structs.replace(c, floor=floor) for c in found]
 
 
-def _compare(arm: _Arm, other: _Arm, relation: Relation, floor: float) -> Comparison:
-    cell, names = arm.stats.cell, (arm.stats.arm, other.stats.arm)
-    shared = [block for block in arm.blocks if block in other.blocks]
+def _compare(wanted: Sequence[tuple[_Arm, _Arm, Relation]]) -> list[Comparison]:
+    """Each pair of arms by the blocks that both have, with the floor of a cell without a control."""
+    shared = [[block for block in arm.blocks if block in other.blocks] for arm, other, _ in wanted]
+    enough = [i for i, blocks in enumerate(shared) if len(blocks) >= stats.MIN_QUADS]
+    samples = [(_ns(wanted[i][0], shared[i]), _ns(wanted[i][1], shared[i])) for i in enough]
+    pairs = dict(zip(enough, stats.paired_each(samples), strict=True))
+    return [
+        _comparison(arm.stats, other.stats.arm, relation, len(shared[i]), pairs.get(i))
+        for i, (arm, other, relation) in enumerate(wanted)
+    ]
+
+
+def _comparison(arm: ArmStats, other: str, relation: Relation, n: int, pair: stats.Paired | None) -> Comparison:
     comparison = partial(
-        Comparison, cell=cell, arm=names[0], other=names[1], relation=relation, n=len(shared), floor=floor
+        Comparison,
+        cell=arm.cell,
+        arm=arm.arm,
+        other=other,
+        relation=relation,
+        n=n,
+        floor=stats.practical_floor(None),
     )
-    if len(shared) < stats.MIN_QUADS:
+    if pair is None:
         return comparison(verdict="insufficient samples")
-    pair = stats.paired(_ns(arm, shared), _ns(other, shared))
     return comparison(
         verdict="ambiguous",
         ratio=rounded(pair.ratio),

@@ -59,9 +59,17 @@ def paired(arm: ArrayLike, other: ArrayLike) -> Paired:
     Ratio: exp of the trimmed mean of `log_quads`. Interval: percentile bootstrap over quads (Wilcox, Introduction to
     Robust Estimation and Hypothesis Testing). p: `yuen`. Raises ValueError as these do.
     """
-    q = log_quads(arm, other)
-    mean, p = yuen(q)
-    return Paired(math.exp(mean), _interval(_bootstrap(q)), p, q.size, cliffs_delta(arm, other))
+    return paired_each([(arm, other)])[0]
+
+
+def paired_each(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> list[Paired]:
+    """`paired` of each pair; those of as many quads share one product of matrices."""
+    quads = [log_quads(arm, other) for arm, other in pairs]
+    found = zip(pairs, quads, map(yuen, quads), _bootstraps(quads), strict=True)
+    return [
+        Paired(math.exp(mean), _interval(drawn), p, q.size, cliffs_delta(arm, other))
+        for (arm, other), q, (mean, p), drawn in found
+    ]
 
 
 def yuen(q: ArrayLike) -> tuple[float, float]:
@@ -179,9 +187,14 @@ def _p_values(values: ArrayLike) -> FloatArray:
     return p
 
 
-def _bootstrap(q: FloatArray) -> FloatArray:
-    """Trimmed means of RESAMPLES resamples of q and of their mirrors, shape (2 RESAMPLES,)."""
-    return _resample_weights(q.size) @ np.sort(q)
+def _bootstraps(quads: Sequence[FloatArray]) -> list[FloatArray]:
+    """Of each, the trimmed means of RESAMPLES resamples and of their mirrors, shape (2 RESAMPLES,)."""
+    drawn: dict[int, FloatArray] = {}
+    for n in {q.size for q in quads}:
+        numbers = [number for number, q in enumerate(quads) if q.size == n]
+        ordered = np.sort(np.stack([quads[number] for number in numbers]), axis=1)
+        drawn |= dict(zip(numbers, ordered @ _resample_weights(n).T, strict=True))
+    return [drawn[number] for number in range(len(quads))]
 
 
 @cache
@@ -235,16 +248,6 @@ def over_cells(cells: Sequence[FloatArray]) -> OverCells:
     t = mean * len(cells) / math.sqrt(variance)
     p = 2 * float(stdtr(variance**2 / float(np.sum(errors**4 / freedoms)), -abs(t)))
     return OverCells(math.exp(mean), interval, p, found)
-
-
-def _bootstraps(cells: Sequence[FloatArray]) -> list[FloatArray]:
-    """_bootstrap of each cell; cells of as many quads share one product of matrices."""
-    drawn: dict[int, FloatArray] = {}
-    for n in {q.size for q in cells}:
-        numbers = [number for number, q in enumerate(cells) if q.size == n]
-        products = _resample_weights(n) @ np.sort(np.stack([cells[number] for number in numbers], axis=1), axis=0)
-        drawn |= {number: products[:, column] for column, number in enumerate(numbers)}
-    return [drawn[number] for number in range(len(cells))]
 
 
 @cache
