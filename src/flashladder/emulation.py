@@ -21,7 +21,7 @@ from flashladder.ladder import load_ladder
 from flashladder.model import HOPPER, Agreement, CheckRecord, DtypeName, Rung
 from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
-from flashladder.rundir import RunDir
+from flashladder.rundir import EMULATED, RunDir
 from flashladder.stages import check_items, compare_with_emulator, library_spec
 from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
@@ -178,7 +178,7 @@ def open_check(selection: Selection, options: Options, only: Sequence[str] = ())
     """The rungs, cases and run directory of an emulated check; raises as select_cases() does."""
     cases = select_cases(selection, only)
     name = f"{options.schedule}-{selection.seed}-{'races' if options.races else 'plain'}"
-    run = RunDir(selection.out or paths.RESULTS / "cpu" / name)
+    run = RunDir(selection.out or paths.RESULTS / EMULATED / name)
     run.write_info(new_info(run, selection.preset, machine.fingerprint()))
     return CpuCheck(run, load_ladder().select(selection.rungs), cases, options, selection.seed)
 

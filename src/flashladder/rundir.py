@@ -35,6 +35,8 @@ STAGES: dict[str, object] = {
 
 INFO = "run.json"
 SUMS = "sums.json"
+EMULATED = "cpu"
+"""Where the results of runs on the emulator lie, in place of a GPU: they are repeated, not kept."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,9 @@ def find(name: str | None = None) -> RunDir:
 
 
 def recorded() -> list[RunDir]:
-    """Every run under the results folder, in the order of their paths."""
-    return [RunDir(file.parent) for file in sorted(paths.RESULTS.glob(f"*/*/{INFO}"))]
+    """Every run on a GPU under the results folder, in the order of their paths."""
+    files = sorted(paths.RESULTS.glob(f"*/*/{INFO}"))
+    return [RunDir(file.parent) for file in files if file.parent.parent.name != EMULATED]
 
 
 def pinned_id() -> str | None:

@@ -60,3 +60,11 @@ def test_no_pinned_run_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(paths, "PAPER", tmp_path)
     with pytest.raises(FlashladderError, match="no run is pinned"):
         rundir.find()
+
+
+def test_a_run_on_the_emulator_is_not_among_the_recorded_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    for name in ("h100/2026-full", f"{rundir.EMULATED}/fifo-0-races"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+    assert [run.path for run in rundir.recorded()] == [tmp_path / "h100" / "2026-full"]
