@@ -358,10 +358,12 @@ struct HopperForward {
         ptx::barrier_arrive(kTurnBarrier + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
     }
 
-    // A warp has read the tile: its lanes apart by ldmatrix and on O's way out, else by wgmma, whose wait joins them.
+    // A warp is done with the tile. joined: by an instruction of the whole warp since its lanes waited for the tile and
+    // read it. The wait for wgmma is one; ldmatrix and O on its way out are none.
+    template <bool joined = !C.stale_max && !C.persistent>
     static __device__ void release(uint64_t* barrier) {
       if constexpr (C.specialized) {
-        if constexpr (C.stale_max || C.persistent) __syncwarp();
+        if constexpr (!joined) __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
       }
     }
@@ -418,8 +420,9 @@ struct HopperForward {
         }
         take_turn();
         pass_turn();
-        release(&smem.k_empty[stage.index]);
-        release(&smem.v_empty[stage.index]);
+        constexpr bool joined = C.ping_pong && !C.stale_max && !C.persistent;  // by the turn
+        release<joined>(&smem.k_empty[stage.index]);
+        release<joined>(&smem.v_empty[stage.index]);
       }
       if constexpr (C.overlap) {
         if (tile >= 0) {

@@ -38,6 +38,7 @@ from flashladder.model import (
     DtypeName,
     L2Mode,
     Mask,
+    OptimizeLevel,
     Ratio,
     Rung,
     Shape,
@@ -326,10 +327,10 @@ class _Challenge:
             rung = msgspec.structs.replace(what.rung(), source=str(what.file.resolve()))
         except BuildError as error:
             raise _EndError(Exit.BUILD, str(error)) from error
-        spec = self.built_rung(rung, 0 if what.has_tensor_cores else 1)
+        spec = self.built_rung(rung, "0" if what.has_tensor_cores else "g")
         return msgspec.structs.replace(spec, name=name, is_candidate=True)
 
-    def built_rung(self, rung: Rung, optimize: int = 0) -> ArmSpec:
+    def built_rung(self, rung: Rung, optimize: OptimizeLevel = "0") -> ArmSpec:
         if self.arch is None:
             dtype, head_dim = self.kind
             job = BuildJob(rung=rung, instances=(f"{dtype}_d{head_dim}",), optimize=optimize)

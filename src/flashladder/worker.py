@@ -45,6 +45,7 @@ from flashladder.model import (
     CheckRecord,
     DtypeName,
     L2Mode,
+    OptimizeLevel,
     Preset,
     Record,
     Roof,
@@ -94,7 +95,7 @@ class BuildJob(Record, frozen=True, kw_only=True, tag="build"):
     archs: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
     """Of the emulated library: the kernels to translate, as "fp16_d64"."""
-    optimize: int = 0
+    optimize: OptimizeLevel = "0"
     script: ArmSpec | None = None
 
 
@@ -348,7 +349,7 @@ def _run_build(job: BuildJob, emit: Emit) -> None:
         emit(emulation_build(job.rung, job.instances, job.optimize))
 
 
-def emulation_build(rung: Rung, instances: Sequence[str], optimize: int) -> BuildDone:
+def emulation_build(rung: Rung, instances: Sequence[str], optimize: OptimizeLevel) -> BuildDone:
     """The emulated library of a rung, as a build's record."""
     from flashladder.emulator.library import NVCC_FLAGS, build_emulated, emulated_target
     from flashladder.toolchain import find_nvcc

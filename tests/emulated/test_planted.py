@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashladder import paths
-from flashladder.emulator.device import SCHEDULES, SMS, Options
+from flashladder.emulator.device import SCHEDULES, SMS, AsyncTiming, Options
 from flashladder.inputs import edge_cases
 from flashladder.ladder import load_ladder
 from flashladder.model import HOPPER
@@ -21,7 +21,8 @@ CASES = [
     if case.family == "edge" or (case.family == "values" and case.values == "outlier")
 ]
 WIDE = [case for case in edge_cases("fp16", 64) if case.family == "wide"]
-OPTIONS = [Options(schedule=s, async_timing="late", seed=1) for s in SCHEDULES]
+TIMINGS: tuple[AsyncTiming, ...] = ("late", "random")
+OPTIONS = [Options(schedule=s, async_timing=timing, seed=1) for timing in TIMINGS for s in SCHEDULES]
 
 BUGS = {
     "missing barrier after the tile's load": (

@@ -16,7 +16,7 @@ from flashladder.toolchain import Nvcc
 from tests.unit.synthetic import write_run
 
 LADDER = load_ladder()
-CHEAP = LADDER["r16_specialized"]
+CHEAP = LADDER["r15_wgmma"]
 RECORD = BuildRecord(
     rung="x", status="built", sha256="l", cubins={"sm_80": "a"}, compiler="nvcc 1.2.3", flags=(), archs=("sm_80",)
 )
@@ -57,16 +57,14 @@ def test_a_changed_kernel_is_named_and_a_changed_comment_is_not(tree: Path) -> N
     assert verify.differences(reference, found) == []
     header = tree / "kernel" / "include" / "softmax.cuh"
     header.write_text(header.read_text().replace("kLn2 = 0.69", "kLn2 = 0.68"))
-    with pytest.raises(
-        DriftError, match=r"1 differ from .*sums\.json:\n  r16_specialized sm_90a: [0-9a-f]{16} expected"
-    ):
+    with pytest.raises(DriftError, match=r"1 differ from .*sums\.json:\n  r15_wgmma sm_90a: [0-9a-f]{16} expected"):
         verify.compare(reference, verify.rebuild(chosen, nvcc))
 
 
 def test_a_rung_that_does_not_compile_is_named(tree: Path) -> None:
     reference, nvcc, _ = verify.repository()
     (tree / CHEAP.source).write_text("int x = ;\n")
-    with pytest.raises(BuildError, match=r"r16_specialized: .*error: expected an expression"):
+    with pytest.raises(BuildError, match=r"r15_wgmma: .*error: expected an expression"):
         verify.rebuild(verify.choose(reference, [CHEAP], missing_is_error=True), nvcc)
 
 
@@ -147,7 +145,7 @@ def test_a_compiler_without_sums_says_so_or_leaves_it_to_one_that_has(monkeypatc
 def test_a_run_without_sums_and_a_rung_without_sums_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FlashladderError, match="records no sums of its cubins"):
         verify.recorded(write_run(tmp_path / "run"))
-    with pytest.raises(FlashladderError, match=r"no sums of r16_specialized in the sums; write them with"):
+    with pytest.raises(FlashladderError, match=r"no sums of r15_wgmma in the sums; write them with"):
         verify.choose(_reference(sm_80="a"), [CHEAP], missing_is_error=True)
-    with pytest.raises(FlashladderError, match=r"no sums of r16_specialized in the sums"):
+    with pytest.raises(FlashladderError, match=r"no sums of r15_wgmma in the sums"):
         verify.choose(_reference(sm_80="a"), [CHEAP], missing_is_error=False)

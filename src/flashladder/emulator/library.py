@@ -18,11 +18,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from flashladder import ninja, paths
 from flashladder.build import binding_rules, ffi_paths, first_error, source_closure
 from flashladder.errors import BuildError
+from flashladder.model import OptimizeLevel
 from flashladder.toolchain import Nvcc, cpu_has, find_cxx, find_nvcc
 
 HERE = Path(__file__).resolve().parent
@@ -37,8 +37,6 @@ KERNEL_FLAGS = (
 )
 LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none")
 PROGRAM = HERE / "program.cpp"
-Level = Literal["0", "g"]
-"""Of g++'s optimisation: -O1 builds three times as long as -Og, and runs no faster."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class EmulatedTarget:
     arch: str
     digest: str
     bound: bool
-    optimize: Level
+    optimize: OptimizeLevel
     instances: tuple[str, ...]
     """Endings of the kernels to translate, as "fp16_d64"; empty: all."""
     host: tuple[Path, ...] = ()
@@ -80,7 +78,7 @@ def emulated_target(
     min_arch: int,
     *,
     bound: bool = True,
-    optimize: Level = "g",
+    optimize: OptimizeLevel = "g",
     instances: Collection[str] = (),
     host: Collection[Path] = (),
 ) -> EmulatedTarget:
@@ -160,7 +158,7 @@ def runtime_objects() -> list[Path]:
     return built
 
 
-def kernel_command(optimize: Level = "0") -> list[str]:
+def kernel_command(optimize: OptimizeLevel = "0") -> list[str]:
     """g++ with what translated kernels are compiled with; its header is built first where it is missing."""
     folder, lines = _precompiled("translated.h", f"O{optimize}", (*KERNEL_FLAGS, f"-O{optimize}"))
     if not (paths.ROOT / folder / "translated.h.gch").exists():
