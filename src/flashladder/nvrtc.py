@@ -57,6 +57,14 @@ template <class T> constexpr const T& max(const T& a, const T& b) { return a < b
 template <class T> constexpr const T& clamp(const T& x, const T& a, const T& b) { return max(a, min(x, b)); }
 }
 """,
+    "type_traits": """
+#pragma once
+namespace std {
+template <bool, class Then, class Else> struct conditional { typedef Then type; };
+template <class Then, class Else> struct conditional<false, Then, Else> { typedef Else type; };
+template <bool chosen, class Then, class Else> using conditional_t = typename conditional<chosen, Then, Else>::type;
+}
+""",
     "cuda_runtime.h": """
 #pragma once
 cudaError_t cudaGetDevice(int*);

@@ -49,6 +49,18 @@ def test_only_the_hosts_part_is_changed() -> None:
     assert len(kernels.findall(header)) == len(kernels.findall(nvrtc.device_code(header)))
 
 
+def test_nvrtc_knows_every_header_that_kernels_include() -> None:
+    """It has those of the toolkit, and none of the C++ library."""
+    of_toolkit = re.compile(r"cuda_(fp|bf)16\.h|math_constants\.h|mma\.h")
+    included = {
+        name
+        for folder in ("include", "rungs", "variants")
+        for file in (paths.KERNEL / folder).iterdir()
+        for name in re.findall(r"^#include <([^>]+)>", file.read_text(), re.MULTILINE)
+    }
+    assert {name for name in included if not of_toolkit.fullmatch(name)} <= nvrtc.STAND_INS.keys()
+
+
 def test_without_nvrtc_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvrtc._library.cache_clear()
     monkeypatch.setattr(nvrtc, "_wheels", lambda: tmp_path)
