@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-FORBIDDEN_WARNINGS = ("C7508", "C7509", "C7510", "serialized")
-"""ptxas notes that mean the kernel does not run as written: setmaxnreg dropped, wgmma serialised."""
+FORBIDDEN_WARNINGS = ("C7508", "C7509", "C7510", "C7517", "serialized")
+"""ptxas notes that mean the kernel does not run as written: setmaxnreg dropped, wgmma serialised, a wait put in."""
 
 _KEEP_SUFFIX = ("LD", "ST", "MUFU", "SHFL", "BAR", "HMMA", "HGMMA", "UTMA", "RED", "ATOM")
 
