@@ -19,6 +19,7 @@ from flashladder import (
     claims,
     diagnose,
     doctor,
+    durable,
     explain,
     machine,
     native,
@@ -296,7 +297,7 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
 def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
     """The info of a run that starts now, from the commit that is checked out."""
     commit, dirty = machine.git_state()
-    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    date = durable.now()
     return RunInfo(id=run.path.name, preset=preset, date=date, commit=commit, dirty=dirty, machine=here)
 
 

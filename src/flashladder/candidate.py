@@ -13,6 +13,7 @@ from typing import Any
 from flashladder.build import source_closure
 from flashladder.errors import FlashladderError
 from flashladder.model import HOPPER, Rung
+from flashladder.rundir import sha256_of
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SUFFIXES = (".cu", ".py")
@@ -38,7 +39,7 @@ class Candidate:
 
     def altered(self) -> bool:
         """Whether the copy is no longer the file that was handed in."""
-        return not self.file.exists() or digest(self.file) != self.sha256
+        return not self.file.exists() or sha256_of(self.file) != self.sha256
 
     def rung(self) -> Rung:
         """What the build takes. Raises BuildError when a header does not exist."""
@@ -53,10 +54,6 @@ class Candidate:
 
     def _headers(self) -> set[str]:
         return {path.name for path in source_closure(self.file)}
-
-
-def digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def take(file: Path, folder: Path) -> Candidate:
@@ -101,7 +98,7 @@ def load_function(file: Path) -> Callable[..., Any]:
 
     Raises whatever the file raises, AttributeError when it defines no such function.
     """
-    spec = importlib.util.spec_from_file_location(f"candidate_{digest(file)[:16]}", file)
+    spec = importlib.util.spec_from_file_location(f"candidate_{sha256_of(file)[:16]}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

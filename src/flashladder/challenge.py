@@ -18,7 +18,7 @@ from typing import Literal, NoReturn
 import msgspec
 import numpy as np
 
-from flashladder import accept, candidate, doctor, flops, grid, ledger, machine, paths
+from flashladder import accept, candidate, doctor, durable, flops, grid, ledger, machine, paths
 from flashladder import emulation as emulating
 from flashladder.ablation import Selection, new_info, select_cells
 from flashladder.arms import ArmSpec
@@ -184,7 +184,7 @@ def recover(book: Ledger, say: Say) -> None:
             seconds=0.0,
             challenge=last.challenge,
         )
-        book.append(msgspec.structs.replace(last, time=ledger.now(), state="REVERTED", verdict=verdict))
+        book.append(msgspec.structs.replace(last, time=durable.now(), state="REVERTED", verdict=verdict))
 
 
 @dataclass
@@ -253,7 +253,7 @@ class _Challenge:
 
     def entry(self, state: State) -> Entry:
         return Entry(
-            time=ledger.now(),
+            time=durable.now(),
             challenge=self.run_dir.path.name,
             state=state,
             candidate=self.candidate.sha256,

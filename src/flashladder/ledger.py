@@ -7,21 +7,20 @@ mends it. A line that cannot be read is reported and left where it is.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from flashladder.errors import EnvironmentInvalidError, FlashladderError
+from flashladder import durable
+from flashladder.errors import EnvironmentInvalidError
 from flashladder.model import ChallengeVerdict, Record, State
 
-LEDGER, CHAMPION, LOCK = "ledger.jsonl", "champion.json", ".lock"
+LEDGER, CHAMPION = "ledger.jsonl", "champion.json"
 
 
 class Champion(Record, frozen=True, kw_only=True):
@@ -125,21 +124,11 @@ class Ledger:
     def mend(self) -> str | None:
         """Make the pointer name the ledger's champion; what was wrong with it, None when nothing was."""
         file, champion = self.folder / CHAMPION, self.champion
-        data = msgspec.json.format(msgspec.json.encode(champion), indent=2) + b"\n"
+        data = durable.indented(champion)
         old = file.read_bytes() if file.exists() else None
         if old == data:
             return None
-        temporary = file.with_name(file.name + ".tmp")
-        try:
-            with temporary.open("wb") as new:
-                new.write(data)
-                new.flush()
-                os.fsync(new.fileno())
-        except OSError as error:
-            raise EnvironmentInvalidError(
-                f"{temporary} cannot be written: {error.strerror}; make room, then start again"
-            ) from error
-        temporary.replace(file)
+        durable.replace(file, data)
         return None if old is None else f"{CHAMPION} did not name the ledger's champion; it names {champion.id} again"
 
 
@@ -149,12 +138,7 @@ def held(folder: Path, default: Champion) -> Iterator[Ledger]:
 
     Raises FlashladderError when another does.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FlashladderError(f"another challenge runs in {folder}; wait for it or give another --out") from error
+    with durable.held(folder, f"another challenge runs in {folder}; wait for it or give another --out"):
         yield read(folder, default)
 
 
@@ -178,7 +162,3 @@ def read(folder: Path, default: Champion) -> Ledger:
         except ValueError as error:  # msgspec's errors and UnicodeDecodeError are
             ledger.faults.append(f"{LEDGER}:{number} cannot be read and counts for nothing: {error}")
     return ledger
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

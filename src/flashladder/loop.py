@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import hashlib
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from flashladder import durable
 from flashladder.errors import EnvironmentInvalidError, FlashladderError
-from flashladder.model import Finding, Record
+from flashladder.model import ChallengeVerdict, Finding, Ratio, Record
+from flashladder.rundir import sha256_of
 
-LEDGER, STATE, CHAMPION, LOCK = "ledger.jsonl", "state.json", "champion.json", ".lock"
+LEDGER, STATE, CHAMPION = "ledger.jsonl", "state.json", "champion.json"
 RUNS, CHALLENGES = "runs", "challenge"
 BRIEF, PROPOSED, VERDICT = "brief.json", "proposed.json", "verdict.json"
 CANDIDATES = ("candidate.cu", "candidate.py")
@@ -42,31 +41,6 @@ REFEREE = (sys.executable, "-m", "flashladder", "challenge")
 SEARCH = (sys.executable, "-m", "flashladder.propose")
 
 Outcome = Literal["accepted", "reverted", "not timed", "timeout", "no verdict", "no candidate"]
-
-
-class _Open(msgspec.Struct, frozen=True):
-    """Base of what another program prints: it may say more."""
-
-
-class Ratio(_Open, frozen=True, kw_only=True):
-    """The champion's time over the candidate's, with its interval; above 1 the candidate is faster."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-class Verdict(_Open, frozen=True, kw_only=True):
-    """What is read of the referee's JSON."""
-
-    verdict: Literal["accepted", "reverted", "not timed"]
-    state: str
-    reason: str | None = None
-    ratios: dict[str, Ratio] = {}
-    geomean: Ratio | None = None
-    candidate: str
-    champion: str
-    seconds: float
 
 
 class Attempt(Record, frozen=True, kw_only=True):
@@ -248,21 +222,14 @@ def champion_of(attempts: Sequence[Attempt], first: Champion, folder: Path) -> C
 class Folder:
     path: Path
 
-    @contextmanager
-    def held(self) -> Iterator[int]:
+    def held(self) -> AbstractContextManager[int]:
         """The lock's file descriptor. A referee that outlives a killed loop inherits it, so that none starts beside it.
 
         Raises FlashladderError when another process holds the folder.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise FlashladderError(
-                    f"a loop, or the last challenge of one that was killed, runs in {self.path}; wait for it"
-                ) from error
-            yield lock.fileno()
+        return durable.held(
+            self.path, f"a loop, or the last challenge of one that was killed, runs in {self.path}; wait for it"
+        )
 
     def attempts(self) -> list[Attempt]:
         """The ledger. What follows the last newline was cut off by an interrupt and is no attempt.
@@ -312,23 +279,7 @@ class Folder:
         return self.path / RUNS / f"{number:04}"
 
     def write(self, name: str, record: msgspec.Struct) -> None:
-        replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-
-
-def replace_file(file: Path, data: bytes) -> None:
-    """Write whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(file.name + ".tmp")
-    try:
-        with temporary.open("wb") as new:
-            new.write(data)
-            new.flush()
-            os.fsync(new.fileno())
-    except OSError as error:
-        raise EnvironmentInvalidError(
-            f"{file} cannot be written: {error.strerror}; make room, then run the same command"
-        ) from error
-    temporary.replace(file)
+        durable.replace(self.path / name, durable.indented(record))
 
 
 # --- one attempt ----------------------------------------------------------------------------------------------------
@@ -403,7 +354,7 @@ class Loop:
             return None
         attempt = Attempt(
             number=number,
-            date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            date=durable.now(),
             outcome="no candidate",
             reason=proposal.reason,
             note=proposal.note,
@@ -418,7 +369,7 @@ class Loop:
         champion = champion_of(attempts, self.first, self.folder.path)
         if (twin := next((a.number for a in attempts if a.sha256 == proposal.sha256), None)) is not None:
             return msgspec.structs.replace(attempt, outcome="reverted", reason=f"the same file as attempt {twin}")
-        if proposal.sha256 == _sha256(Path(champion.file)):
+        if _is(Path(champion.file), proposal.sha256):
             return msgspec.structs.replace(attempt, outcome="reverted", reason="the same file as the champion")
         return self._judged(attempt, file, lock)
 
@@ -427,7 +378,7 @@ class Loop:
         marker = run / PROPOSED
         if marker.exists():
             made = msgspec.json.decode(marker.read_bytes(), type=Proposal)
-            if made.file is None or _sha256(run / made.file) == made.sha256:
+            if made.file is None or _is(run / made.file, made.sha256):
                 return made
         run.mkdir(parents=True, exist_ok=True)
         for name in (*CANDIDATES, PROPOSED, VERDICT):
@@ -443,11 +394,11 @@ class Loop:
             budget=self.budget,
         )
         data = msgspec.json.encode(brief)
-        replace_file(run / BRIEF, data)
+        durable.replace(run / BRIEF, data)
         child = _run(self.proposer, data, run, self.proposer_limit_s)
         made = _made(child, run, self.proposer_limit_s)
         if made.end != "nothing more":  # asked again, it may have thought of something
-            replace_file(marker, msgspec.json.encode(made))
+            durable.replace(marker, msgspec.json.encode(made))
         return made
 
     def _judged(self, attempt: Attempt, file: Path, lock: int) -> Attempt:
@@ -505,20 +456,20 @@ def _made(child: Child, run: Path, limit_s: float) -> Proposal:
     else:
         end = "proposed"
     file = files[0] if end == "proposed" else None
-    sha256 = _sha256(run / file) if file is not None else None
+    sha256 = sha256_of(run / file) if file is not None else None
     return Proposal(file=file, sha256=sha256, note=note, seconds=round(child.seconds, 3), end=end, reason=reason)
 
 
-def _read_verdict(file: Path) -> Verdict | None:
+def _read_verdict(file: Path) -> ChallengeVerdict | None:
     """The one JSON object that the referee printed; None when it has not, or not to its end."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Verdict)
+        return msgspec.json.decode(file.read_bytes(), type=ChallengeVerdict)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _sha256(file: Path) -> str | None:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
+def _is(file: Path, sha256: str | None) -> bool:
+    return file.exists() and sha256_of(file) == sha256
 
 
 def _last_line(text: str) -> str:

@@ -14,6 +14,7 @@ from flashladder import (
     ablation,
     brief,
     doctor,
+    durable,
     guard,
     history,
     limits_report,
@@ -150,7 +151,7 @@ def loop_command(
     progress = begun.run(click.echo)
     attempts = begun.folder.attempts()
     file = out / "history.svg"
-    loop.replace_file(file, history.plot(attempts))
+    durable.replace(file, history.plot(attempts))
     click.echo(
         f"{progress.attempts} attempts, {progress.accepted} accepted, gain {progress.gain:.4f}; "
         f"{progress.wall_s / 60:.1f} minutes, of them {progress.gpu_s / 60:.1f} on the GPU, money {progress.money:.2f}"

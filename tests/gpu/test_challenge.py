@@ -11,11 +11,11 @@ import pytest
 from flashladder import accept, candidate, challenge, machine, paths, worker
 from flashladder.arms import ArmSpec, LoadedArm
 from flashladder.arrays import CudaMemory
-from flashladder.candidate import digest
 from flashladder.errors import Exit
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
 from flashladder.model import ArmTiming, Cell, ChallengeVerdict, Preset, Shape
+from flashladder.rundir import sha256_of
 from flashladder.stages import build_rungs, cases
 from flashladder.timing import Timer
 from tests.cheats import REPLACING_TORCH
@@ -253,7 +253,7 @@ def test_a_wrong_candidate_is_told_in_time(torch: Any, tmp_path: Path, suffix: s
 
 def test_the_template_is_right(torch: Any, tmp_path: Path) -> None:
     file = _script(torch, tmp_path, "")
-    spec = ArmSpec(name="candidate", kind="variant", script=str(file), sha256=digest(file), is_candidate=True)
+    spec = ArmSpec(name="candidate", kind="variant", script=str(file), sha256=sha256_of(file), is_candidate=True)
     items = tuple(worker.CheckItem(arm=spec, case=case) for case in cases(("fp16",), [64]))
     found: list[worker.Message] = []
     worker.supervise(worker.CheckJob(items=items, seed=1), found.append)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import accept, challenge, check, ledger, machine, stages, worker
+from flashladder import accept, challenge, check, durable, ledger, machine, stages, worker
 from flashladder.arrays import HostMemory
 from flashladder.candidate import name_of
 from flashladder.cli import main
@@ -429,7 +429,7 @@ def test_a_line_that_was_written_can_be_read_whatever_its_numbers_are(tmp_path: 
     )
     with ledger.held(tmp_path, DEFAULT) as book:
         entry = ledger.Entry(
-            time=ledger.now(), challenge="1", state="REVERTED", candidate="", champion="", seed=0, verdict=verdict
+            time=durable.now(), challenge="1", state="REVERTED", candidate="", champion="", seed=0, verdict=verdict
         )
         book.append(entry)
     left = ledger.read(tmp_path, DEFAULT)

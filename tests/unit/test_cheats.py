@@ -10,11 +10,11 @@ import pytest
 
 from flashladder import accept, challenge, grid, integrity, worker
 from flashladder.arms import ArmSpec
-from flashladder.candidate import digest
 from flashladder.emulator.device import Options
 from flashladder.errors import Exit
 from flashladder.inputs import Case
 from flashladder.model import Cell, ChallengeVerdict, Ratio, Shape
+from flashladder.rundir import sha256_of
 from tests.cheats import ENDING, REPLACING, REPLACING_TORCH, RIGHT
 from tests.saboteurs import SABOTEURS
 from tests.unit.forked import forked
@@ -32,7 +32,7 @@ def _script(folder: Path, before: str) -> Path:
 
 def _checked(file: Path) -> tuple[str, str | None]:
     """Status and reason of the gate's record, made by the worker's own code."""
-    spec = ArmSpec(name="candidate", kind="variant", script=str(file), sha256=digest(file), is_candidate=True)
+    spec = ArmSpec(name="candidate", kind="variant", script=str(file), sha256=sha256_of(file), is_candidate=True)
     messages: list[worker.Message] = []
     job = worker.CheckJob(items=(worker.CheckItem(arm=spec, case=Case("edge", CELL)),), seed=3, emulation=Options())
     worker._run_checks(job, messages.append)

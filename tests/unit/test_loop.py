@@ -22,7 +22,8 @@ from flashladder import brief, history, loop, rundir
 from flashladder.cli import main
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import load_ladder
-from flashladder.loop import Attempt, Budget, Champion, Folder, Loop, Progress, Ratio
+from flashladder.loop import Attempt, Budget, Champion, Folder, Loop, Progress
+from flashladder.model import Ratio
 
 REFEREE = """
 import hashlib, json, pathlib, sys
@@ -37,7 +38,8 @@ cell = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
 ratios = {} if verdict == "not" else {"b1h1s64d64-fp16-full": cell}
 print(json.dumps({
     "verdict": "not timed" if verdict == "not" else verdict, "state": words[3], "reason": None, "ratios": ratios,
-    "candidate": hashlib.sha256(file.read_bytes()).hexdigest(), "champion": "r23", "seconds": 30.0, "challenge": "1",
+    "candidate": hashlib.sha256(file.read_bytes()).hexdigest(), "champion": "r23",
+    "seconds": 30.0, "challenge": "1", "exit_code": 0,
 }))
 """
 """Does what the candidate says: VERDICT RATIO STATE."""

@@ -17,8 +17,8 @@ import pytest
 from flashladder import brief, limits, loop, paths, propose, rundir
 from flashladder.ladder import gpu_called, load_ladder, load_tuning
 from flashladder.limits import Design, Fit
-from flashladder.loop import Attempt, Brief, Budget, Champion, Ratio
-from flashladder.model import Blocking
+from flashladder.loop import Attempt, Brief, Budget, Champion
+from flashladder.model import Blocking, Ratio
 from flashladder.propose import HEAD_DIMS, Note, Point
 
 TUNING, H200 = load_tuning(), gpu_called("h200")
