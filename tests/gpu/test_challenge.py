@@ -210,9 +210,9 @@ def test_the_clock_outside_agrees_with_honest_events(torch: Any) -> None:
 # --- whole challenges -------------------------------------------------------------------------------------------------
 
 
-def _challenged(file: Path, against: str | None = None) -> tuple[ChallengeVerdict, float]:
+def _challenged(file: Path, against: str | None = None, shapes: tuple[str, ...] = ()) -> tuple[ChallengeVerdict, float]:
     start = time.monotonic()
-    request = challenge.Request(file=file, out=file.parent / "out", against=against, seed=1)
+    request = challenge.Request(file=file, out=file.parent / "out", against=against, shapes=shapes, seed=1)
     return challenge.challenge(request, print), time.monotonic() - start
 
 
@@ -235,6 +235,16 @@ def test_a_fair_gain_is_accepted_and_told_in_time(torch: Any, tmp_path: Path) ->
     verdict, seconds = _challenged(file, "r13_tuned")
     assert (verdict.verdict, verdict.state) == ("accepted", "CONFIRM"), verdict
     assert seconds < FAIR_S
+
+
+def test_a_gain_of_two_percent_is_accepted(torch: Any, tmp_path: Path) -> None:
+    """r12_kv_split with O rescaled lazily and long tiles first: by the pinned run 2.0 and 2.4 % faster."""
+    file = tmp_path / "slightly.cu"
+    candidate.write_template(file, paths.KERNEL / "variants" / "v13_mask_all.cu", "v13_mask_all")
+    verdict, _ = _challenged(file, "r12_kv_split", ("b32h32s512d64",))
+    assert (verdict.verdict, verdict.state) == ("accepted", "CONFIRM"), verdict
+    assert verdict.geomean is not None
+    assert 1.01 < verdict.geomean.ratio < 1.05
 
 
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
