@@ -25,18 +25,21 @@ class Document:
 
 
 FIGURES = "paper/generated/"
+AGREEMENT = "agreement"
+"""The run beside a recorded one that `check --on both` filled on the same kind of GPU."""
 
 
 def load(run: RunDir, ladder: Ladder, *, in_repository: bool) -> Document:
     """Raises FlashladderError when the run has no diagnosis."""
-    records = None
+    records, agreements = None, run.agreements()
     if in_repository and run.path.resolve().is_relative_to(paths.ROOT.resolve()):
         records = f"{run.path.resolve().relative_to(paths.ROOT.resolve())}/"
+        agreements = agreements or RunDir(run.path.parent / AGREEMENT).agreements()
     return Document(
         info=run.info,
         results=load_results(run, ladder),
         builds=run.builds(),
-        agreements=run.agreements(),
+        agreements=agreements,
         checks=run.checks(),
         figures=FIGURES if in_repository else "",
         records=records,

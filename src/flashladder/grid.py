@@ -25,6 +25,8 @@ DISPATCHED_ROWS = (128, 64)
 """Of the further sizes of a rung that dispatches (kernel/include/dispatch.cuh)."""
 COMBINE_ROWS = 4
 """Of a block that joins parts (kernel/include/launch.cuh)."""
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Kinds of events in a trace that a stream runs."""
 
 
 class Launched(Record, frozen=True, kw_only=True):
@@ -95,15 +97,15 @@ def _on_gpu(arm: LoadedArm, case: Case, t: Tensors) -> tuple[int | None, tuple[s
         call()
         with traced() as events:
             call()
-    launches = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
-    return launches_of(launches) if launches else (None, None, None)
+    work = sorted((e for e in events if e.get("cat") in WORK), key=lambda e: float(e["ts"]))
+    return launches_of(work) if work and work[0]["cat"] == "kernel" else (None, None, None)
 
 
-def launches_of(launches: Sequence[Mapping[str, Any]]) -> tuple[int, tuple[str, ...], int]:
-    """Blocks, kernels and streams of kernel events of a trace, the first of which is the caller's own."""
-    own = launches[1:]
+def launches_of(work: Sequence[Mapping[str, Any]]) -> tuple[int, tuple[str, ...], int]:
+    """Blocks, kernels and streams of the events of WORK in a trace, the first of which is the caller's own kernel."""
+    own = [event for event in work[1:] if event["cat"] == "kernel"]
     blocks = sum(prod(event["args"]["grid"]) for event in own if "grid" in event.get("args", {}))
-    streams = {event.get("args", {}).get("stream") for event in launches}
+    streams = {event.get("args", {}).get("stream") for event in work}
     return blocks, tuple(str(event["name"]).split("(")[0] for event in own), len(streams)
 
 

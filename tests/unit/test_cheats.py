@@ -165,6 +165,13 @@ def test_a_trace_gives_blocks_names_and_streams_without_the_callers_marker() -> 
     assert grid.launches_of([marker]) == (0, (), 1)
 
 
+@pytest.mark.parametrize("kind", ["gpu_memcpy", "gpu_memset"])
+def test_a_copy_on_another_stream_is_seen_and_is_no_kernel(kind: str) -> None:
+    marker = {"cat": "kernel", "name": "fill(float)", "ts": 1, "args": {"grid": [1, 1, 1], "stream": 7}}
+    copy = {"cat": kind, "name": "Memcpy DtoD", "ts": 2, "args": {"stream": 9}}
+    assert grid.launches_of([marker, copy]) == (0, (), 2)
+
+
 # --- the clock outside ----------------------------------------------------------------------------------------------
 
 
