@@ -2,42 +2,91 @@
 // the one of its own that is done first; else the portable ladder's smaller ones (plan.h).
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "hopper_forward.cuh"
 #include "mma_forward.cuh"
 #include "tuned.h"
 
 namespace flashladder {
 
+// The time that a block has an SM of an H200 for, in microseconds: `row` for a query row and 1024 keys, `tile` for the
+// rest of a tile of rows. Fewer warpgroups leave the tensor cores idle; blocks that are not persistent load nothing
+// ahead.
+struct Cost {
+  float row, tile;
+};
+
 constexpr Config with_query_rows(Config config, int rows) {
   config.tile_m = config.tile_m_128 = rows;
   return config;
 }
 
-// The kernels of a dtype and head dimension by their rows: the rung's own, 128, 64. `cost`: the time of a row against
-// the widest's, since fewer warpgroups leave the tensor cores idle; an H200, one block an SM, 1024 and 2048 keys.
+// stages: of each warpgroup that shares rows with others.
+constexpr Config with_key_groups(Config config, int rows, int key_groups, int stages) {
+  config = with_query_rows(config, rows);
+  config.persistent = false;
+  config.key_groups = key_groups;
+  config.stages = config.stages_128 = key_groups * stages;
+  return config;
+}
+
+// The kernels of a dtype and head dimension: the rung's own, and those of 128 and 64 rows.
 constexpr int kSizes = 3, kLeastHopperRows = 64;
-struct HopperSizes {
-  TmaInstance sizes[kSizes];
-  float cost[kSizes];
+struct HopperKernels {
+  TmaInstance instances[kSizes];
+  Cost costs[kSizes];
 };
 
-// The kernel whose blocks, each taking its share of tiles, are done first.
-inline const TmaInstance& fitting(const HopperSizes& kernels, const Params& p, int multiprocessors) {
+// Smaller tiles have a warpgroup for every 64 rows.
+template <int D>
+struct FewerWarpgroups {
+  static constexpr bool kWide = D > 64;
+  static constexpr Config m128(Config config) { return with_query_rows(config, 128); }
+  static constexpr Config m64(Config config) { return with_query_rows(config, 64); }
+  static constexpr Cost kOwn{kWide ? .076f : .053f, 1.5f}, k128{kWide ? .092f : .074f, 1.5f},
+      k64{kWide ? .16f : .12f, 1.5f};
+};
+
+// Smaller tiles have as many warpgroups as the registers hold, which share rows.
+template <int D>
+struct SharedRows {
+  static constexpr bool kWide = D > 64;
+  static constexpr Config m128(Config config) {
+    return kWide ? with_query_rows(config, 128) : with_key_groups(config, 128, 2, 4);
+  }
+  static constexpr Config m64(Config config) { return with_key_groups(config, 64, kWide ? 2 : 4, 2); }
+  static constexpr Cost kOwn{kWide ? .076f : .053f, 1.5f}, k128{kWide ? .092f : .054f, kWide ? 1.5f : 2.8f},
+      k64{kWide ? .093f : .058f, 2.8f};
+};
+
+// When the last block is done. Under a causal mask tiles differ, and long ones start first: the longest tile, or an
+// SM's share of all.
+inline float estimate(const Cost& cost, int rows, const Params& p, int multiprocessors) {
+  const int64_t tiles = query_tiles(p, rows);
+  const float longest = cost.row * rows * p.seq_k / 1024 + cost.tile;
+  if (!p.causal) return static_cast<float>((tiles + multiprocessors - 1) / multiprocessors) * longest;
+  const float mean_keys = p.seq_q <= p.seq_k ? p.seq_k - p.seq_q / 2.f : p.seq_k * (p.seq_k / 2.f) / p.seq_q;
+  const float mean = cost.row * rows * mean_keys / 1024 + cost.tile;
+  return std::max(longest, mean * tiles / multiprocessors);
+}
+
+// The kernel that is done first.
+inline const TmaInstance& fitting(const HopperKernels& kernels, const Params& p, int multiprocessors) {
   int best = 0;
   float least = 0.f;
   for (int i = 0; i < kSizes; ++i) {
-    const int rows = kernels.sizes[i].tile_m;
-    const int64_t turns = (query_tiles(p, rows) + multiprocessors - 1) / multiprocessors;
-    const float time = static_cast<float>(turns) * rows * kernels.cost[i];
+    const float time = estimate(kernels.costs[i], kernels.instances[i].tile_m, p, multiprocessors);
     if (i == 0 || time < least) {
       best = i;
       least = time;
     }
   }
-  return kernels.sizes[best];
+  return kernels.instances[best];
 }
 
-inline int launch(const HopperSizes& kernels, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
+inline int launch(const HopperKernels& kernels, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
   return launch(fitting(kernels, p, multiprocessors(device)), p, dtype, device, stream);
 }
 
@@ -50,31 +99,31 @@ inline Tile plan_hopper(Params& p, int multiprocessors) {
 
 }  // namespace flashladder
 
-#define FLASHLADDER_DISPATCH_KERNELS(ID, SUFFIX, CONFIG, T, D)                                         \
-  constexpr flashladder::Config ID##_m128_config_##SUFFIX = flashladder::with_query_rows(CONFIG, 128); \
-  constexpr flashladder::Config ID##_m64_config_##SUFFIX = flashladder::with_query_rows(CONFIG, 64);   \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, HopperForward, T, D)                                 \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m128, SUFFIX, ID##_m128_config_##SUFFIX, HopperForward, T, D)       \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)         \
-  const flashladder::HopperSizes ID##_large_##SUFFIX{                                                  \
-      {ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, ID##_m64_instance_##SUFFIX},               \
-      {1.f, D > 64 ? 1.2f : 1.35f, D > 64 ? 2.1f : 2.2f}};                                             \
+#define FLASHLADDER_DISPATCH_KERNELS(ID, SUFFIX, CONFIG, SIZES, T, D)                            \
+  constexpr flashladder::Config ID##_m128_config_##SUFFIX = SIZES<D>::m128(CONFIG);              \
+  constexpr flashladder::Config ID##_m64_config_##SUFFIX = SIZES<D>::m64(CONFIG);                \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, HopperForward, T, D)                           \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m128, SUFFIX, ID##_m128_config_##SUFFIX, HopperForward, T, D) \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)   \
+  const flashladder::HopperKernels ID##_large_##SUFFIX{                                          \
+      {ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, ID##_m64_instance_##SUFFIX},         \
+      {SIZES<D>::kOwn, SIZES<D>::k128, SIZES<D>::k64}};                                          \
   FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, flashladder::kTuned, T, D)
 
-#define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                          \
-  {#ID "_" #SUFFIX, ID##_large_##SUFFIX.sizes[0].shared_bytes},          \
-      {#ID "_m128_" #SUFFIX, ID##_large_##SUFFIX.sizes[1].shared_bytes}, \
-      {#ID "_m64_" #SUFFIX, ID##_large_##SUFFIX.sizes[2].shared_bytes},  \
-      {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, { \
-    #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes         \
+#define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                              \
+  {#ID "_" #SUFFIX, ID##_large_##SUFFIX.instances[0].shared_bytes},          \
+      {#ID "_m128_" #SUFFIX, ID##_large_##SUFFIX.instances[1].shared_bytes}, \
+      {#ID "_m64_" #SUFFIX, ID##_large_##SUFFIX.instances[2].shared_bytes},  \
+      {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, {     \
+    #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes             \
   }
 
-#define FLASHLADDER_DISPATCH_RUNG(ID, CONFIG)                                                 \
-  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d64, CONFIG, __half, 64)                              \
-  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d128, CONFIG, __half, 128)                            \
-  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d64, CONFIG, __nv_bfloat16, 64)                       \
-  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d128, CONFIG, __nv_bfloat16, 128)                     \
+#define FLASHLADDER_DISPATCH_RUNG(ID, CONFIG, SIZES)                                          \
+  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d64, CONFIG, SIZES, __half, 64)                       \
+  FLASHLADDER_DISPATCH_KERNELS(ID, fp16_d128, CONFIG, SIZES, __half, 128)                     \
+  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d64, CONFIG, SIZES, __nv_bfloat16, 64)                \
+  FLASHLADDER_DISPATCH_KERNELS(ID, bf16_d128, CONFIG, SIZES, __nv_bfloat16, 128)              \
   [[maybe_unused]] static const flashladder::DynamicShared ID##_shared[] = {                  \
       FLASHLADDER_DISPATCH_SHARED(ID, fp16_d64), FLASHLADDER_DISPATCH_SHARED(ID, fp16_d128),  \
       FLASHLADDER_DISPATCH_SHARED(ID, bf16_d64), FLASHLADDER_DISPATCH_SHARED(ID, bf16_d128)}; \
-  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, HopperSizes, launch, plan_hopper, ID##_shared)
+  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, HopperKernels, launch, plan_hopper, ID##_shared)

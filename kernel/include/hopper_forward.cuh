@@ -17,7 +17,9 @@ struct HopperForward {
   static constexpr Config C = at_head_dim(declared, D);
   static constexpr int kWarpgroup = 128, kWarpgroupRows = 64;
   static constexpr int kM = C.tile_m, kN = C.tile_n;
-  static constexpr int kConsumers = kM / kWarpgroupRows, kPanels = D / kPanelColumns;
+  // Warpgroups that share rows take the tiles of keys in turns, each with stages of its own, and join their parts of O.
+  static constexpr int kKeyGroups = C.key_groups > 1 ? C.key_groups : 1, kRowGroups = kM / kWarpgroupRows;
+  static constexpr int kConsumers = kRowGroups * kKeyGroups, kPanels = D / kPanelColumns;
   static constexpr int kThreads = kWarpgroup * (kConsumers + C.specialized);
   // setmaxnreg: multiples of 8 whose sum over the warpgroups is at most the 64 K registers of an SM.
   static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : kConsumers == 2 ? 24 : 56;
@@ -27,15 +29,21 @@ struct HopperForward {
   static constexpr int64_t kSectionBytes = 32 << 20, kShortSectionBytes = 16 << 20;
   static constexpr int kShortKeys = 1024;
   static constexpr uint32_t kRowBytes = 128, kPanelQ = kM * kRowBytes, kPanelKv = kN * kRowBytes;
-  static_assert(kConsumers * kWarpgroupRows == kM && C.product == Product::wgmma && C.loads == Loads::tma);
+  static_assert(kRowGroups * kWarpgroupRows == kM && C.product == Product::wgmma && C.loads == Loads::tma);
 
   // A persistent block loads the next query tile while it computes this one.
   static constexpr int kQueries = C.persistent ? 2 : 1;
   // As many tiles of K and V as declared, or two where a block's shared memory does not hold them.
   static constexpr int kBlockShared = 227 * 1024, kQueryBytes = kM * D * sizeof(T), kTileBytes = 2 * kN * D * sizeof(T);
-  static constexpr int kMostStages = (kBlockShared - 1024 - kQueries * kQueryBytes) / kTileBytes;
+  // A warpgroup's part of O, as its lanes hold it.
+  struct Part {
+    float o[D / 2][kWarpgroup], max[2][kWarpgroup], sum[2][kWarpgroup];
+  };
+  static constexpr int kPartBytes = (kKeyGroups - 1) * kRowGroups * sizeof(Part);
+  static constexpr int kMostStages = (kBlockShared - 1024 - kQueries * kQueryBytes - kPartBytes) / kTileBytes;
   static constexpr int kStages = C.stages <= kMostStages ? C.stages : 2;
   static_assert(kStages >= 2 && (C.specialized || (!C.ping_pong && !C.overlap && !C.persistent)));
+  static_assert(kKeyGroups == 1 || (C.specialized && !C.ping_pong && !C.persistent && kStages % kKeyGroups == 0));
 
   using Row = Chunk<T>[kRowBytes / sizeof(Chunk<T>)];
   using QueryTile = Row[kPanels][kM];
@@ -52,7 +60,7 @@ struct HopperForward {
     uint64_t q_full[kQueries], q_empty[kQueries];
     uint64_t k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
   };
-  static constexpr int kSharedBytes = sizeof(Shared);
+  static constexpr int kSharedBytes = sizeof(Shared) + kPartBytes;
 
   using Scores = float[kN / 2];
   using Output = float[D / 2];
@@ -66,6 +74,16 @@ struct HopperForward {
     __device__ void advance() {
       if (++index == buffers) {
         index = 0;
+        parity ^= 1;
+      }
+    }
+    // To the next buffer of a reader's own, of readers that take them in turns.
+    template <int readers>
+    __device__ void skip() {
+      if constexpr (readers == 1) return advance();
+      index += readers;
+      if (index >= buffers) {
+        index -= buffers;
         parity ^= 1;
       }
     }
@@ -92,11 +110,16 @@ struct HopperForward {
   // The items of this block. Persistent blocks take them in turns, a place further each time: a head's last tile may
   // have few rows, and the blocks are often a multiple of its tiles. Causal ones differ more: blocks take them longest
   // first within a section of heads, in turns from the first to the last and back, so that each gets of the long and of
-  // the short ones.
+  // the short ones. Where warpgroups share rows, grids are small: the long tiles of all heads start first.
   struct Items {
     int first_head = 0, turn = 0, place = blockIdx.x;
 
     __device__ bool next(const Params& p, Item& item) {
+      if constexpr (kKeyGroups > 1) {
+        const int heads = p.heads_q * p.batch, head = blockIdx.x % heads;
+        item = item_at(p, ceil_div(p.seq_q, kM) - 1 - blockIdx.x / heads, head % p.heads_q, head / p.heads_q);
+        return turn++ == 0;
+      }
       if constexpr (!C.persistent) {
         const int m_tile = C.longest_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
         item = item_at(p, m_tile, blockIdx.y, blockIdx.z);
@@ -155,10 +178,11 @@ struct HopperForward {
     load(smem.v[stage], maps.v, &smem.v_full[stage], tile * kN, kv_head(p, b.head), b.batch);
   }
 
-  // What the one thread of the producer warpgroup does: it refills a stage as soon as all warps have read it.
-  // Persistent blocks get their items from it too, which leaves the registers of the search to the consumers.
-  static __device__ void produce(Shared& smem, const Params& p, const TensorMaps& maps) {
-    Stage stage;
+  // What one thread of the producer warpgroup does for the warpgroups of a group: it refills a stage as soon as all
+  // their warps have read it. Persistent blocks get their items from it too, which leaves the registers of the search
+  // to the consumers.
+  static __device__ void produce(Shared& smem, const Params& p, const TensorMaps& maps, int group) {
+    Stage stage{group};
     Query query;
     Items items;
     for (Item b; items.next(p, b); query.advance()) {
@@ -166,9 +190,9 @@ struct HopperForward {
         ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
         smem.item[query.index] = b;
       }
-      load_q(smem, maps, b, query.index);
+      if (kKeyGroups == 1 || group == 0) load_q(smem, maps, b, query.index);
       const int kv = kv_head(p, b.head);
-      for (int tile = b.tiles - 1; tile >= 0; --tile, stage.advance()) {
+      for (int tile = b.tiles - 1 - group; tile >= 0; tile -= kKeyGroups, stage.template skip<kKeyGroups>()) {
         ptx::mbarrier_wait(&smem.k_empty[stage.index], stage.parity ^ 1);
         load(smem.k[stage.index], maps.k, &smem.k_full[stage.index], tile * kN, kv, b.batch);
         ptx::mbarrier_wait(&smem.v_empty[stage.index], stage.parity ^ 1);
@@ -337,13 +361,15 @@ struct HopperForward {
 
   // Barriers: 0 is the block's; the order of the warpgroups' turns on the tensor cores; a warpgroup's own.
   static constexpr int kTurnBarrier = 1, kOwnBarrier = kTurnBarrier + kConsumers;
+  static constexpr int kJoinBarrier = kOwnBarrier + kConsumers;  // of the warpgroups that share rows
 
   // Where a warpgroup is, and the state of its rows of an item.
   struct Consumer {
     Shared& smem;
     const Params& p;
     const TensorMaps& maps;
-    const int warpgroup;
+    const int warpgroup;  // by its rows
+    const int group;      // of those that share rows
     Stage stage;
     Query query;
     Item item;
@@ -409,10 +435,10 @@ struct HopperForward {
       Output o = {};
       Weights weights;
       rows = {{-CUDART_INF_F, -CUDART_INF_F}, {}, {}, false};
-      int tile = item.tiles - 1;
+      int tile = item.tiles - 1 - group;
       // Above the diagonal for this warpgroup alone. It waits for what it does not read, or it could arrive twice in a
       // phase; turns of tiles this wide keep it from that by themselves.
-      for (; tile >= my_tiles; --tile, stage.advance()) {
+      for (; tile >= my_tiles; tile -= kKeyGroups, stage.template skip<kKeyGroups>()) {
         refill(tile);
         if constexpr (C.specialized) {
           ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
@@ -435,18 +461,18 @@ struct HopperForward {
           ptx::pin(s);
           weigh<true>(s, tile, [] {});
           pack_weights(weights, s);
-          for (--tile; tile >= stale_tiles; --tile) step<true>(s, o, weights, q, tile);
+          for (tile -= kKeyGroups; tile >= stale_tiles; tile -= kKeyGroups) step<true>(s, o, weights, q, tile);
           if constexpr (C.stale_max)
-            for (; tile >= 0; --tile) step<false>(s, o, weights, q, tile);
+            for (; tile >= 0; tile -= kKeyGroups) step<false>(s, o, weights, q, tile);
           ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
           ptx::wgmma_fence();
           multiply_pv(o, weights, smem.v[stage.index]);
           finish_pv(o, &smem.v_empty[stage.index]);
-          stage.advance();
+          stage.template skip<kKeyGroups>();
         }
       } else {
         bool is_first = true;
-        for (; tile >= 0; --tile, stage.advance(), is_first = false) {
+        for (; tile >= 0; tile -= kKeyGroups, stage.template skip<kKeyGroups>(), is_first = false) {
           refill(tile);
           ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
           take_turn();
@@ -468,14 +494,57 @@ struct HopperForward {
           finish_pv(o, &smem.v_empty[stage.index]);
         }
       }
+      if constexpr (kKeyGroups > 1) {
+        if (group > 0) return hand_over(o);
+        join(o);
+      }
       store(o);
+    }
+
+    __device__ Part& part(int of_group) const {
+      return reinterpret_cast<Part*>(&smem + 1)[(of_group - 1) * kRowGroups + warpgroup];
+    }
+
+    // To the first of the warpgroups that share these rows.
+    __device__ void hand_over(const Output& o) const {
+      Part& to = part(group);
+      const int thread = threadIdx.x % kWarpgroup;
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) to.o[i][thread] = o[i];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        to.max[r][thread] = rows.max[r];
+        to.sum[r][thread] = rows.sum[r];
+      }
+      ptx::barrier_arrive(kJoinBarrier + warpgroup, kKeyGroups * kWarpgroup);
+    }
+
+    // The other warpgroups have read Q too when their parts are there: O may take its place.
+    __device__ void join(Output& o) {
+      ptx::barrier_sync(kJoinBarrier + warpgroup, kKeyGroups * kWarpgroup);
+      const int thread = threadIdx.x % kWarpgroup;
+#pragma unroll
+      for (int g = 1; g < kKeyGroups; ++g) {
+        const Part& other = part(g);
+        float mine[2], theirs[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float their_max = other.max[r][thread], max = fmaxf(rows.max[r], their_max);
+          mine[r] = ptx::ex2(rows.max[r] - finite_max(max));
+          theirs[r] = ptx::ex2(their_max - finite_max(max));
+          rows.max[r] = max;
+          rows.sum[r] = rows.sum[r] * mine[r] + other.sum[r][thread] * theirs[r];
+        }
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) o[i] = o[i] * mine[i / 2 % 2] + other.o[i][thread] * theirs[i / 2 % 2];
+      }
     }
 
     // QK of a tile beside PV of the one before.
     template <bool is_exact>
     __device__ __forceinline__ void step(Scores& s, Output& o, Weights& weights, uint64_t q, int tile) {
       const Stage before = stage;
-      stage.advance();
+      stage.template skip<kKeyGroups>();
       ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
       ptx::mbarrier_wait(&smem.v_full[before.index], before.parity);
       take_turn();
@@ -572,8 +641,8 @@ struct HopperForward {
         ptx::mbarrier_init(&smem.k_full[i], 1);
         ptx::mbarrier_init(&smem.v_full[i], 1);
         if constexpr (C.specialized) {
-          ptx::mbarrier_init(&smem.k_empty[i], kConsumers * 4);
-          ptx::mbarrier_init(&smem.v_empty[i], kConsumers * 4);
+          ptx::mbarrier_init(&smem.k_empty[i], kRowGroups * 4);
+          ptx::mbarrier_init(&smem.v_empty[i], kRowGroups * 4);
         }
       }
       ptx::fence_mbarrier_init();
@@ -588,13 +657,19 @@ struct HopperForward {
     if constexpr (C.specialized) {
       if (warpgroup == kConsumers) {
         ptx::drop_registers<kProducerRegisters>();
-        if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps);
+        if constexpr (kKeyGroups > 1) {
+          const int warp = threadIdx.x % kWarpgroup / 32;
+          if (threadIdx.x % 32 == 0 && warp < kKeyGroups) produce(smem, p, maps, warp);
+        } else if (threadIdx.x == kConsumers * kWarpgroup) {
+          produce(smem, p, maps, 0);
+        }
       } else {
         ptx::raise_registers<kConsumerRegisters>();
-        Consumer{smem, p, maps, warpgroup}.run();
+        const int group = kKeyGroups > 1 ? warpgroup / kRowGroups : 0;
+        Consumer{smem, p, maps, warpgroup - group * kRowGroups, group, {group}}.run();
       }
     } else {
-      Consumer{smem, p, maps, warpgroup}.run();
+      Consumer{smem, p, maps, warpgroup, 0}.run();
     }
   }
 };

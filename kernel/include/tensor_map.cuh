@@ -81,13 +81,14 @@ struct TmaInstance {
   void (*kernel)(Params, TensorMaps);
   int tile_m, tile_n, threads, shared_bytes;
   bool persistent;  // a block an SM, at most one a query tile
+  bool flat;        // a block a query tile, along one axis
 };
 
 inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
   const dim3 all = blocks(p, instance.tile_m);
-  if (!instance.persistent) return all;
+  if (!instance.persistent && !instance.flat) return all;
   const int64_t count = static_cast<int64_t>(all.x) * all.y * all.z;
-  return dim3(static_cast<unsigned>(std::min<int64_t>(count, multiprocessors(device))));
+  return dim3(static_cast<unsigned>(instance.flat ? count : std::min<int64_t>(count, multiprocessors(device))));
 }
 
 inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
@@ -146,4 +147,5 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
                                                         flashladder::FORWARD<CONFIG, T, D>::kN,           \
                                                         flashladder::FORWARD<CONFIG, T, D>::kThreads,     \
                                                         flashladder::FORWARD<CONFIG, T, D>::kSharedBytes, \
-                                                        CONFIG.persistent};
+                                                        CONFIG.persistent,                                \
+                                                        CONFIG.key_groups > 1};

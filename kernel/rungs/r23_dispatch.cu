@@ -13,4 +13,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(r23_dispatch, kConfig)
+FLASHLADDER_DISPATCH_RUNG(r23_dispatch, kConfig, FewerWarpgroups)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flashladder.check import Tensors
     from flashladder.inputs import Case
 
-SINGLE = 0
-"""Of Grid in kernel/include/rung.h."""
+SINGLE, BY_GRID = 0, 0
+"""Of Grid, and of Config's key_groups, in kernel/include/rung.h."""
 PLANNED_ROWS = {1: 32, 2: 16}
 """Rows of the smaller tiles, by their number there."""
 DISPATCHED_ROWS = (128, 64)
@@ -120,17 +120,18 @@ def expected_blocks(launched: Launched) -> set[int]:
     heads = s.heads_kv if launched.plan and config["pack_heads"] and s.seq_q == 1 else s.heads_q
     counts = {s.batch * heads * -(-s.seq_q // r) for r in rows if r}
     if config["persistent"] and not tile:
-        counts = {min(launched.multiprocessors, count) for count in counts}
+        clipped = {min(launched.multiprocessors, count) for count in counts}
+        counts = clipped | counts if config["key_groups"] == BY_GRID else clipped
     combining = -(-s.batch * s.heads_q * s.seq_q // COMBINE_ROWS) if splits > 1 else 0
     return {count * splits + combining for count in counts}
 
 
 def fault(launched: Launched, name: str) -> str | None:
     """What is wrong with the launches of the candidate of that name; None when nothing is."""
+    if launched.streams is not None and launched.streams > 1:
+        return f"its work is on {launched.streams} streams, expected the caller's alone"
     if launched.kernels is not None and not launched.kernels:
         return "it launches no kernel"
-    if launched.streams is not None and launched.streams > 1:
-        return f"its kernels run on {launched.streams} streams, expected the caller's alone"
     if not launched.config:
         return None
     foreign = [kernel for kernel in launched.kernels or () if not kernel.startswith(name)]

@@ -254,7 +254,7 @@ SPLIT_LENGTHS = ((1, 1100), (3, 1600), (1, 3600), (16, 2100), (40, 1100))
 WIDE_VALUES = ("outlier", "descending", "cliff", "nan_k", "inf_k")
 WIDE_LENGTHS = ((193, 260), (400, 385), (150, 385), (60, 900))
 """Around tiles of 128 and 192 rows and 128 keys, and warpgroups that have no row: the seams of kernels with such."""
-GRID_LENGTHS = ((129, 129), (65, 63), (40, 77))
+GRID_LENGTHS = ((129, 129), (65, 63), (40, 77), (100, 300), (40, 300))
 OTHER_HEAD_DIMS = {64: (8, 40), 128: (72, 120)}
 """Kernel head dimension -> head dimensions that it may be padded from."""
 EDGE_LENGTHS = (

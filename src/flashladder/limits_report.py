@@ -19,6 +19,7 @@ LATER_FIELDS = {
     "splits": 1,
     "key_warps": 1,
     "persistent": 0,
+    "key_groups": 1,
     "ping_pong": 0,
     "tile_m_128": 0,
     "tile_n_128": 0,

@@ -17,7 +17,7 @@ from flashladder.arrays import HostMemory
 from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
-from flashladder.model import HOPPER, Cell, Shape
+from flashladder.model import HOPPER, Cell, DtypeName, Shape
 
 SEED = 3
 LADDER = load_ladder()
@@ -28,7 +28,7 @@ WMMA_QK, MMA_REGISTERS, WGMMA = 1, 3, 4
 TMA = 1
 """Of Loads."""
 UNALIGNED = {"odd_offset", "odd_rows"}
-BOTH_TYPES = ("r00_naive", "r05_swizzle", "r07_wmma_pv", "r13_tuned", "r22_retuned")
+BOTH_TYPES = ("r00_naive", "r05_swizzle", "r07_wmma_pv", "r13_tuned", "r24_key_groups")
 """The last of each way to compute: bf16 at head_dim 128 too, and all values and layouts. `check --on cpu` runs all."""
 
 MAX_SLOW_WORK = 700_000
@@ -209,6 +209,36 @@ def test_the_plan_fills_the_device_with_the_largest_tile(
     if own:
         tiles = min(sms, tiles)
     assert one.memory.counters["blocks"] == tiles * parts + combining
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("sms", "lengths", "rows"),
+    [
+        (1, (60, 900), 64),
+        (6, (330, 330), 64),  # of the warpgroups of the first rows some see no key
+        (1, (100, 450), 128),
+    ],
+)
+def test_warpgroups_that_share_rows_join_their_parts(
+    built: emulation.CpuCheck,
+    sms: int,
+    lengths: tuple[int, int],
+    rows: int,
+    head_dim: int,
+    causal: bool,
+    schedule: Schedule,
+) -> None:
+    dtype: DtypeName = "fp16" if head_dim == 64 else "bf16"
+    options = Options(schedule=schedule, multiprocessors=sms, async_timing="random", seed=SEED)
+    one = _open(built, "r24_key_groups", options)
+    shape = Shape(batch=1, heads_q=1, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
+    case = Case("wide", Cell(shape=shape, dtype=dtype, causal=causal))
+    record = check.check_case(one.arm, case, one.memory, SEED, _problems(case))
+    assert record.status == "pass", record.reason
+    assert one.memory.counters["blocks"] == -(-lengths[0] // rows)
 
 
 @pytest.mark.parametrize(("plan", "rows"), [((0, 1), 128), ((1, 3), 32), ((2, 5), 16)])

@@ -21,7 +21,7 @@ from tests.unit.forked import forked
 
 SHAPE = Shape(batch=1, heads_q=2, heads_kv=1, seq_q=33, seq_k=40, head_dim=64)
 CELL = Cell(shape=SHAPE, dtype="fp16", causal=True)
-CONFIG = {"grid": 1, "tile_m": 32, "tile_m_128": 0, "persistent": 0, "pack_heads": 0}
+CONFIG = {"grid": 1, "tile_m": 32, "tile_m_128": 0, "persistent": 0, "pack_heads": 0, "key_groups": 1}
 
 
 def _script(folder: Path, before: str) -> Path:
