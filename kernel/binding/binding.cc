@@ -91,37 +91,52 @@ void check_matrix(const char* name, ffi::TensorView x, Shape expected, DLDataTyp
                               << " bytes, which this rung's accesses need; call .clone() or .contiguous() on it";
 }
 
-// Device memory for the parts of split keys, of the caller's allocator and so in the order of its stream.
+void check_lse(ffi::TensorView lse, Shape q, DLDevice device) {
+  if (lse.dtype().code != kDLFloat || lse.dtype().bits != 32)
+    TVM_FFI_THROW(TypeError) << "lse is " << dtype_name(lse.dtype()) << ", expected float32";
+  if (lse.device().device_type != device.device_type || lse.device().device_id != device.device_id)
+    TVM_FFI_THROW(ValueError) << "lse is on another device than q; move all tensors to one device";
+  if (lse.ndim() != 3 || lse.size(0) != q.batch || lse.size(1) != q.heads || lse.size(2) != q.rows)
+    TVM_FFI_THROW(ValueError) << "lse does not have shape (" << q.batch << ", " << q.heads << ", " << q.rows
+                              << "): (batch, heads, seq)";
+}
+
+// Device memory that a call writes for itself, of the caller's allocator and so in the order of its stream.
 #ifdef FLASHLADDER_EMULATED
 struct Free {
   void operator()(void* memory) const { cudaFree(memory); }
 };
-using Parts = std::unique_ptr<void, Free>;
-Parts allocate_floats(int64_t count, DLDevice) {
+using Room = std::unique_ptr<void, Free>;
+Room allocate_floats(int64_t count, DLDevice) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<size_t>(count) * sizeof(float)) != 0)
-    TVM_FFI_THROW(RuntimeError) << "no memory for the parts of split keys";
-  return Parts(memory);
+    TVM_FFI_THROW(RuntimeError) << "no memory for " << count << " floats";
+  return Room(memory);
 }
-float* data_of(Parts& parts) { return static_cast<float*>(parts.get()); }
+float* data_of(Room& room) { return static_cast<float*>(room.get()); }
 bool can_allocate() { return true; }
 #else
-using Parts = ffi::Optional<ffi::Tensor>;
-Parts allocate_floats(int64_t count, DLDevice device) {
+using Room = ffi::Optional<ffi::Tensor>;
+Room allocate_floats(int64_t count, DLDevice device) {
   return ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::Shape{count}, {kDLFloat, 32, 1}, device);
 }
-float* data_of(Parts& parts) { return static_cast<float*>(parts.value().data_ptr()); }
+float* data_of(Room& room) { return static_cast<float*>(room.value().data_ptr()); }
 bool can_allocate() { return TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr; }
 #endif
 
-// Room for the parts of split keys.
-Parts make_parts(Params& p, DLDevice device) {
-  if (p.splits == 1) return {};
-  const int64_t rows = int64_t{p.splits} * p.batch * p.heads_q * p.seq_q, head_dim = kernel_head_dim(p.head_dim);
-  Parts parts = allocate_floats(rows * (head_dim + 1), device);
-  p.part_o = data_of(parts);
-  p.part_lse = p.part_o + rows * head_dim;
-  return parts;
+// Room for the parts of split keys and for an LSE that the caller gives none for: kernels always write it.
+Room make_room(Params& p, DLDevice device) {
+  const int64_t rows = int64_t{p.batch} * p.heads_q * p.seq_q, head_dim = kernel_head_dim(p.head_dim);
+  const int64_t part_rows = p.splits == 1 ? 0 : p.splits * rows, lse_rows = p.lse == nullptr ? rows : 0;
+  if (part_rows + lse_rows == 0) return {};
+  Room room = allocate_floats(part_rows * (head_dim + 1) + lse_rows, device);
+  float* const floats = data_of(room);
+  if (part_rows != 0) {
+    p.part_o = floats;
+    p.part_lse = floats + part_rows * head_dim;
+  }
+  if (lse_rows != 0) p.lse = floats + part_rows * (head_dim + 1);
+  return room;
 }
 
 // A choice in place of the rung's own.
@@ -149,8 +164,11 @@ Tile choose(const flashladder::Rung& rung, Params& p, int device, const Forced* 
   return tile;
 }
 
-void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse, double scale,
-         bool causal, const Forced* forced) {
+using MaybeLse = ffi::Optional<ffi::TensorView>;
+
+// `scale` none: 1 / sqrt(head_dim).
+void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, const MaybeLse& lse,
+         ffi::Optional<double> scale, bool causal, const Forced* forced) {
   const flashladder::Rung& rung = *flashladder_rung();
   const DLDevice device = q.device();
   if (device.device_type != kDevice) TVM_FFI_THROW(ValueError) << kWrongDevice;
@@ -180,14 +198,9 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   check_matrix("k", k, kv_shape, q.dtype(), device, bytes);
   check_matrix("v", v, kv_shape, q.dtype(), device, bytes);
   check_matrix("o", o, q_shape, q.dtype(), device, bytes);
-  if (lse.dtype().code != kDLFloat || lse.dtype().bits != 32)
-    TVM_FFI_THROW(TypeError) << "lse is " << dtype_name(lse.dtype()) << ", expected float32";
-  if (lse.device().device_type != device.device_type || lse.device().device_id != device.device_id)
-    TVM_FFI_THROW(ValueError) << "lse is on another device than q; move all tensors to one device";
-  if (lse.ndim() != 3 || lse.size(0) != q_shape.batch || lse.size(1) != q_shape.heads || lse.size(2) != q_shape.rows)
-    TVM_FFI_THROW(ValueError) << "lse does not have shape (" << q_shape.batch << ", " << q_shape.heads << ", "
-                              << q_shape.rows << "): (batch, heads, seq)";
-  if (!std::isfinite(scale)) TVM_FFI_THROW(ValueError) << "scale is " << scale << ", expected a finite number";
+  if (lse.has_value()) check_lse(*lse, q_shape, device);
+  const double factor = scale.has_value() ? *scale : 1 / std::sqrt(static_cast<double>(d));
+  if (!std::isfinite(factor)) TVM_FFI_THROW(ValueError) << "scale is " << factor << ", expected a finite number";
   if (q_shape.batch == 0 || q_shape.heads == 0 || q_shape.rows == 0) return;
 
   constexpr double kLog2E = 1.4426950408889634;
@@ -196,18 +209,18 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       .k = address_of(k),
       .v = address_of(v),
       .o = address_of(o),
-      .lse = reinterpret_cast<float*>(address_of(lse)),
+      .lse = lse.has_value() ? reinterpret_cast<float*>(address_of(*lse)) : nullptr,
       .q_strides = strides_of(q),
       .k_strides = strides_of(k),
       .v_strides = strides_of(v),
       .o_strides = strides_of(o),
-      .lse_strides = strides_of(lse),
+      .lse_strides = lse.has_value() ? strides_of(*lse) : Strides{q_shape.heads * q_shape.rows, q_shape.rows, 1},
       .batch = static_cast<int32_t>(q_shape.batch),
       .heads_q = static_cast<int32_t>(q_shape.heads),
       .heads_kv = static_cast<int32_t>(kv_shape.heads),
       .seq_q = static_cast<int32_t>(q_shape.rows),
       .seq_k = static_cast<int32_t>(kv_shape.rows),
-      .scale_log2 = static_cast<float>(scale * kLog2E),
+      .scale_log2 = static_cast<float>(factor * kLog2E),
       .causal = causal,
       .splits = 1,
       .head_dim = static_cast<int32_t>(q_shape.head_dim),
@@ -222,7 +235,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
                                   << x.stride(2)
                                   << ", 1), expected none below 0 and at least 1 along seq, for TMA; call "
                                      ".contiguous() on it";
-  const Parts parts = make_parts(params, device);
+  const Room room = make_room(params, device);
   void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
   if (const int error = rung.launch(params, dtype, tile, device.device_id, stream))
     TVM_FFI_THROW(RuntimeError) << rung.id << ": launch failed: " << rung.error_name(error);
@@ -230,6 +243,12 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
 void forward(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, ffi::TensorView lse,
              double scale, bool causal) {
+  run(q, k, v, o, lse, scale, causal, nullptr);
+}
+
+// forward() for callers that may leave out the LSE and the scale.
+void attention(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView o, MaybeLse lse,
+               ffi::Optional<double> scale, bool causal) {
   run(q, k, v, o, lse, scale, causal, nullptr);
 }
 
@@ -312,6 +331,7 @@ ffi::String dynamic_shared() {
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward_planned, forward_planned);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(config, config);

@@ -62,17 +62,26 @@ int for_batches(Params p, Enqueue enqueue) {
   return cudaSuccess;
 }
 
-// Lets the kernel have so many bytes of dynamic shared memory.
+// Lets the kernel have its bytes of dynamic shared memory on the current device. A thread asks the runtime again when
+// it last launched another kernel or on another device. Limit: cudaDeviceReset() takes the leave back unseen; the
+// kernel's next launch is then refused, not wrong. Internal, so that a library forgets with itself what its kernels
+// may.
 template <class Kernel>
-cudaError_t allow_shared(Kernel* kernel, int bytes) {
+static cudaError_t allow_shared(Kernel* kernel, int bytes, int device) {
   if (bytes <= kDefaultShared) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  static thread_local Kernel* allowed = nullptr;
+  static thread_local int allowed_on = 0;
+  if (kernel == allowed && device == allowed_on) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  allowed = error == cudaSuccess ? kernel : nullptr;
+  allowed_on = device;
+  return error;
 }
 
 inline int launch(const Instance& instance, Grid grid, const Params& p, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return guard.error;
-  if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes)) return error;
+  if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes, device)) return error;
   if (grid == Grid::single) {
     instance.kernel<<<1, instance.threads, instance.shared_bytes, stream>>>(p);
     return cudaGetLastError();

@@ -94,7 +94,7 @@ inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
 inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return guard.error;
-  if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes)) return error;
+  if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes, device)) return error;
   return for_batches(p, [&](const Params& part) {
     TensorMaps maps;
     if (const cudaError_t error = encode(maps, part, dtype, instance.tile_m, instance.tile_n)) return error;

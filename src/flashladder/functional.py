@@ -1,13 +1,11 @@
 """flashladder.attention: the fastest kernels as a function of PyTorch tensors.
 
 It is an operator with a fake implementation, flashladder::attention, so torch.compile and torch.export pass it through.
-Importing this module needs torch.
+An eager call on plain tensors that nothing traces goes to the library at once. Importing this module needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -19,6 +17,12 @@ except ImportError as missing:
     raise ImportError(
         "flashladder.attention needs PyTorch, which is not installed; run 'uv sync --extra gpu' or 'pip install torch'"
     ) from missing
+
+# What may watch or rewrite calls of operators; torch has no public names for three of these.
+_is_function_mode_enabled = torch._C._is_torch_function_mode_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.maybe_current_level
+_is_tracing = torch._C._is_tracing
 
 MAX_HEAD_DIM, HEAD_DIM_STEP = 128, 8
 
@@ -40,10 +44,42 @@ def attention(
     Raises TypeError, ValueError, NotImplementedError (a gradient is asked for), EnvironmentInvalidError (an older GPU)
     or BuildError, before anything is enqueued.
     """
+    if not torch.compiler.is_compiling():
+        found = _at_once(q, k, v, causal, scale, return_lse)
+        if found is not None:
+            return found
     _refuse(q, k, v)
     scale = 1 / sqrt(q.shape[3]) if scale is None else scale
     o, lse = torch.ops.flashladder.attention.default(q, k, v, causal, scale)
     return (o, lse) if return_lse else o
+
+
+def _at_once(q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool) -> Any | None:
+    """attention() without torch's dispatcher, whose way to an operator in Python costs more host time than the rest.
+
+    None: left to the operator. That is whatever the dispatcher could do more with than call _on_gpu (subclasses, modes,
+    tracers, transforms, gradients, negated views), a device whose kernels are not loaded, and all that the binding
+    refuses: it looks at types, devices, shapes, strides and addresses in every call, and _refuse names what is wrong.
+    """
+    if (
+        not (type(q) is type(k) is type(v) is torch.Tensor)
+        or _is_function_mode_enabled()
+        or _dispatch_modes()
+        or _transforms() is not None
+        or _is_tracing()
+        or (q.requires_grad or k.requires_grad or v.requires_grad)
+        or (q.is_neg() or k.is_neg() or v.is_neg())
+    ):
+        return None
+    kernel = _kernels.get(q.get_device())
+    if kernel is None:
+        return None
+    try:
+        o, lse = torch.empty_like(q), _empty_lse(q) if return_lse else None
+        kernel(q, k, v, o, lse, scale, causal)
+    except Exception:  # the operator meets it again
+        return None
+    return o if lse is None else (o, lse)
 
 
 def _refuse(q: Any, k: Any, v: Any) -> None:
@@ -72,10 +108,10 @@ def _refuse(q: Any, k: Any, v: Any) -> None:
         raise ValueError(
             f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected both ({batch}, heads_kv, seq_k, {head_dim})"
         )
-    if heads_kv == 0 or heads_q % heads_kv:
+    if heads_q and (heads_kv == 0 or heads_q % heads_kv):
         raise ValueError(f"q has {heads_q} heads and k has {heads_kv}, expected a multiple of k's")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.stride(3) != 1:
+        if x.stride(3) != 1 and x.numel():
             raise ValueError(f"{name} has stride {x.stride(3)} along head_dim, expected 1; call .contiguous() on it")
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise NotImplementedError(
@@ -87,15 +123,21 @@ def _refuse(q: Any, k: Any, v: Any) -> None:
 # --- operator -------------------------------------------------------------------------------------------------------
 
 
+def _empty_lse(q: Any) -> Any:
+    batch, heads, rows, _ = q.shape
+    strides = (heads * rows, rows, 1)  # given, since new_empty() takes the host twice as long as new_empty_strided()
+    return q.new_empty_strided((batch, heads, rows), strides, dtype=torch.float32)
+
+
 def _outputs(q: Any) -> tuple[Any, Any]:
     """O in the layout of q, and LSE."""
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return torch.empty_like(q), _empty_lse(q)
 
 
 def _on_gpu(q: Any, k: Any, v: Any, causal: bool, scale: float) -> tuple[Any, Any]:
     o, lse = _outputs(q)
-    plain = [x.detach() if x.requires_grad else x for x in (q, k, v)]  # DLPack exports none that requires a gradient
-    _forward(q.device.index)(*plain, o, lse, scale, causal)
+    q, k, v = (x.detach() if x.requires_grad else x for x in (q, k, v))  # DLPack exports none that requires a gradient
+    _kernel(q.device.index)(q, k, v, o, lse, scale, causal)
     return o, lse
 
 
@@ -109,7 +151,12 @@ _operators.impl("attention", _on_gpu, "CUDA")
 torch.library.register_fake("flashladder::attention", _fake, lib=_operators)
 
 
-@cache
-def _forward(device: int) -> Callable[..., None]:
-    arch = fastest.arch_of(*torch.cuda.get_device_capability(device))
-    return native.load(fastest.library(arch)).forward
+_kernels: dict[int, native.AttentionCall] = {}
+"""CUDA device -> the fastest kernels there; filled by the operator, which may have to compile them."""
+
+
+def _kernel(device: int) -> native.AttentionCall:
+    if device not in _kernels:
+        arch = fastest.arch_of(*torch.cuda.get_device_capability(device))
+        _kernels[device] = native.load(fastest.library(arch)).attention
+    return _kernels[device]

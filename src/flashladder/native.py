@@ -20,10 +20,22 @@ class Forward(Protocol):
     def __call__(self, q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float, causal: bool, /) -> None: ...
 
 
+class AttentionCall(Protocol):
+    """Forward that may go without the LSE, which is then written to memory that is given back, and without the scale.
+
+    `scale` None: 1 / sqrt(head_dim). Without the LSE the tensors must be of a framework that lends memory, as torch is.
+    """
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, o: Any, lse: Any | None, scale: float | None, causal: bool, /
+    ) -> None: ...
+
+
 @dataclass(frozen=True)
 class Library:
     path: Path
     forward: Forward
+    attention: AttentionCall
     config: dict[str, int]
     """The Config that the library was compiled with (kernel/include/rung.h)."""
     dynamic_shared: dict[str, int]
@@ -66,6 +78,7 @@ def load(path: Path) -> Library:
     return Library(
         path=path,
         forward=module.forward,
+        attention=module.attention,
         config=json.loads(str(module.config())),
         dynamic_shared=json.loads(str(module.dynamic_shared())),
         _forward_planned=module.forward_planned,

@@ -33,6 +33,7 @@ SUBSTITUTIONS = (
     (r'extern "C" (const flashladder::Rung\* flashladder_rung)', r"template <class> \1"),
     # NVRTC initialises no variable of the device at run time.
     (r"\bstatic const auto\b", "const auto"),
+    (r"\bstatic thread_local\b", "static"),
     (r"\bInstance mma_instance\(", "constexpr Instance mma_instance("),
     (r"\bconst (flashladder::(?:Instance|HopperSizes|TmaInstance) ID)", r"constexpr \1"),
 )

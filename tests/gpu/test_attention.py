@@ -186,24 +186,48 @@ def test_the_operator_passes_torchs_own_checks(torch: Any, attention: Function) 
     torch.library.opcheck(torch.ops.flashladder.attention.default, arguments, test_utils=tests)
 
 
+def _best_us(torch: Any, call: Callable[[], object], then: Callable[[], object]) -> float:
+    """Host time of a call and what follows it, in microseconds: the least of the means of 20 rounds."""
+    best, calls = float("inf"), 200
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+            then()
+        best = min(best, (time.perf_counter() - start) / calls)
+    return best * 1e6
+
+
+def test_an_eager_call_gives_the_bits_of_the_operator(torch: Any, attention: Function) -> None:
+    for sq, sk in ((32, 32), (1, 3000), (1500, 1500)):  # one small tile, split keys, the large tiles
+        q, k, v = _inputs(torch, sq=sq, sk=sk)
+        attention(q, k, v)  # from here on the kernels are loaded
+        o, lse = torch.ops.flashladder.attention.default(q, k, v, True, 1 / sqrt(q.shape[3]))
+        found = attention(q, k, v, causal=True, return_lse=True)
+        assert torch.equal(found[0], o)
+        assert torch.equal(found[1], lse)
+        assert torch.equal(attention(q, k, v, causal=True), o)
+
+
 def test_the_call_costs_the_host_at_most_twice_what_sdpas_does(torch: Any, attention: Function) -> None:
     """Host time of an eager call, which for small shapes is all of it."""
     q, k, v = _inputs(torch, b=1, hq=1, hk=1, sq=32, sk=32)
     sdpa = torch.nn.functional.scaled_dot_product_attention
-
-    def host_us(call: Function) -> float:
-        best = float("inf")
-        for _ in range(20):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(200):
-                call(q, k, v)
-            best = min(best, (time.perf_counter() - start) / 200)
-        return best * 1e6
-
-    mine, theirs = host_us(attention), host_us(sdpa)
+    mine = _best_us(torch, lambda: attention(q, k, v), lambda: None)
+    theirs = _best_us(torch, lambda: sdpa(q, k, v), lambda: None)
     print(f"host time of a call: attention {mine:.2f} us, SDPA {theirs:.2f} us")
     assert mine < 2 * theirs
+
+
+def test_a_call_and_its_wait_cost_less_than_twice_those_of_a_one_element_op(torch: Any, attention: Function) -> None:
+    """The least that an eager call on a GPU can take is about that of one element."""
+    q, k, v = _inputs(torch, b=1, hq=1, hk=1, sq=32, sk=32)
+    one = torch.zeros(1, device="cuda")
+    mine = _best_us(torch, lambda: attention(q, k, v), torch.cuda.synchronize)
+    least = _best_us(torch, lambda: one.add_(1), torch.cuda.synchronize)
+    print(f"call and synchronize: attention {mine:.2f} us, one element {least:.2f} us, ratio {mine / least:.2f}")
+    assert mine < 2 * least
 
 
 def test_a_transformer_is_faster_with_it_end_to_end(torch: Any) -> None:

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,12 @@ def test_outputs_have_the_shapes_types_and_layout_of_the_inputs(torch: Any, atte
     assert attention(packed, t["k"], t["v"]).stride() == rows_first.stride()
 
 
+def test_an_empty_tensor_may_have_any_strides(torch: Any, attention: Callable[..., Any]) -> None:
+    t = _tensors(torch)
+    empty = t["q"].new_empty(2, 4, 64, 0).transpose(2, 3)
+    assert attention(empty, t["k"], t["v"]).shape == (2, 4, 0, 64)
+
+
 def test_the_operator_has_a_sound_schema_and_fake(torch: Any, attention: Callable[..., Any]) -> None:
     arguments = (*_tensors(torch).values(), True, 0.125)
     operator = torch.ops.flashladder.attention.default
@@ -193,3 +200,117 @@ def test_the_example_exports_with_an_operator_a_layer(torch: Any, attention: Cal
         program = torch.export.export(model, (tokens,), dynamic_shapes=({1: length},), strict=strict)
     calls = [n for n in program.graph.nodes if n.target is torch.ops.flashladder.attention.default]
     assert len(calls) == 3
+
+
+# --- with torch, on the CPU: which calls go past the operator -------------------------------------------------------
+
+
+@dataclass
+class Calls:
+    """Calls on CPU tensors to a library that only counts them, and what became of each."""
+
+    torch: Any
+    reached: int = 0
+    refuses: bool = False
+
+    def library(self, *_arguments: Any) -> None:
+        if self.refuses:
+            raise ValueError("refused")
+        self.reached += 1
+
+    def call(self, q: Any, k: Any = None, v: Any = None) -> Any:
+        """Attention, and q again for the transforms that want a result."""
+        from flashladder import functional
+
+        found = functional._at_once(q, q if k is None else k, q if v is None else v, False, None, False)
+        assert (found is None) == (self.reached == 0)
+        return q + 0
+
+
+@pytest.fixture
+def calls(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    from flashladder import functional
+
+    made = Calls(torch)
+    monkeypatch.setitem(functional._kernels, -1, made.library)  # the device number of the CPU's tensors
+    return made
+
+
+def _tensor(torch: Any) -> Any:
+    return torch.zeros(2, 4, 40, 64, dtype=torch.float16)
+
+
+def test_a_plain_call_goes_past_the_operator(calls: Calls) -> None:
+    calls.call(_tensor(calls.torch))
+    with calls.torch.inference_mode():
+        calls.call(_tensor(calls.torch))
+    assert calls.reached == 2
+
+
+def _under_a_function_mode(calls: Calls, q: Any) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Watch(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        calls.call(q)
+
+
+def _under_a_dispatch_mode(calls: Calls, q: Any) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        calls.call(q)
+
+
+def _of_a_subclass(calls: Calls, q: Any) -> None:
+    class Other(calls.torch.Tensor):  # type: ignore[misc,name-defined]
+        pass
+
+    calls.call(q, q, q.as_subclass(Other))
+
+
+def _of_a_fake(calls: Calls, q: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    calls.call(FakeTensorMode().from_tensor(q))
+
+
+def _refused(calls: Calls, q: Any) -> None:
+    calls.refuses = True
+    calls.call(q)
+
+
+OPERATORS: dict[str, Callable[[Calls, Any], object]] = {
+    "function mode": _under_a_function_mode,
+    "dispatch mode": _under_a_dispatch_mode,
+    "subclass": _of_a_subclass,
+    "parameter": lambda calls, q: calls.call(calls.torch.nn.Parameter(q, requires_grad=False)),
+    "fake tensor": _of_a_fake,
+    "vmap": lambda calls, q: calls.torch.func.vmap(calls.call)(q[None]),
+    "grad": lambda calls, q: calls.torch.func.grad(lambda x: calls.call(x).sum())(q.float()),
+    "functionalize": lambda calls, q: calls.torch.func.functionalize(calls.call)(q),
+    "script trace": lambda calls, q: calls.torch.jit.trace(calls.call, (q,), check_trace=False),
+    "gradient": lambda calls, q: calls.call(q, q, q.clone().requires_grad_()),
+    "negated view": lambda calls, q: calls.call(q, calls.torch._neg_view(q)),
+    "refused by the binding": _refused,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_the_operator_must_see_is_left_to_it(calls: Calls, name: str) -> None:
+    OPERATORS[name](calls, _tensor(calls.torch))
+    assert calls.reached == 0
+
+
+def test_a_device_whose_kernels_are_not_loaded_is_left_to_the_operator(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashladder import functional
+
+    monkeypatch.delitem(functional._kernels, -1)
+    calls.call(_tensor(calls.torch))
+    assert calls.reached == 0
