@@ -19,6 +19,7 @@ struct HopperForward {
   static constexpr int kM = C.tile_m, kN = C.tile_n;
   // Warpgroups that share rows take the tiles of keys in turns, each with stages of its own, and join their parts of O.
   static constexpr int kKeyGroups = C.key_groups > 1 ? C.key_groups : 1, kRowGroups = kM / kWarpgroupRows;
+  static constexpr int kNextTile = -kKeyGroups;  // of a warpgroup
   static constexpr int kConsumers = kRowGroups * kKeyGroups, kPanels = D / kPanelColumns;
   static constexpr int kThreads = kWarpgroup * (kConsumers + C.specialized);
   // setmaxnreg: multiples of 8 whose sum over the warpgroups is at most the 64 K registers of an SM.
@@ -192,7 +193,8 @@ struct HopperForward {
       }
       if (kKeyGroups == 1 || group == 0) load_q(smem, maps, b, query.index);
       const int kv = kv_head(p, b.head);
-      for (int tile = b.tiles - 1 - group; tile >= 0; tile -= kKeyGroups, stage.template skip<kKeyGroups>()) {
+      for (int tile = b.tiles - 1 - (kKeyGroups > 1 ? group : 0); tile >= 0;
+           tile += kNextTile, stage.template skip<kKeyGroups>()) {
         ptx::mbarrier_wait(&smem.k_empty[stage.index], stage.parity ^ 1);
         load(smem.k[stage.index], maps.k, &smem.k_full[stage.index], tile * kN, kv, b.batch);
         ptx::mbarrier_wait(&smem.v_empty[stage.index], stage.parity ^ 1);
@@ -369,7 +371,6 @@ struct HopperForward {
     const Params& p;
     const TensorMaps& maps;
     const int warpgroup;  // by its rows
-    const int group;      // of those that share rows
     Stage stage;
     Query query;
     Item item;
@@ -435,10 +436,11 @@ struct HopperForward {
       Output o = {};
       Weights weights;
       rows = {{-CUDART_INF_F, -CUDART_INF_F}, {}, {}, false};
+      const int group = kKeyGroups > 1 ? stage.index : 0;  // of those that share rows: its first stage
       int tile = item.tiles - 1 - group;
       // Above the diagonal for this warpgroup alone. It waits for what it does not read, or it could arrive twice in a
       // phase; turns of tiles this wide keep it from that by themselves.
-      for (; tile >= my_tiles; tile -= kKeyGroups, stage.template skip<kKeyGroups>()) {
+      for (; tile >= my_tiles; tile += kNextTile, stage.template skip<kKeyGroups>()) {
         refill(tile);
         if constexpr (C.specialized) {
           ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);  // redundant: ping_pong
@@ -461,9 +463,9 @@ struct HopperForward {
           ptx::pin(s);
           weigh<true>(s, tile, [] {});
           pack_weights(weights, s);
-          for (tile -= kKeyGroups; tile >= stale_tiles; tile -= kKeyGroups) step<true>(s, o, weights, q, tile);
+          for (tile += kNextTile; tile >= stale_tiles; tile += kNextTile) step<true>(s, o, weights, q, tile);
           if constexpr (C.stale_max)
-            for (; tile >= 0; tile -= kKeyGroups) step<false>(s, o, weights, q, tile);
+            for (; tile >= 0; tile += kNextTile) step<false>(s, o, weights, q, tile);
           ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
           ptx::wgmma_fence();
           multiply_pv(o, weights, smem.v[stage.index]);
@@ -472,7 +474,7 @@ struct HopperForward {
         }
       } else {
         bool is_first = true;
-        for (; tile >= 0; tile -= kKeyGroups, stage.template skip<kKeyGroups>(), is_first = false) {
+        for (; tile >= 0; tile += kNextTile, stage.template skip<kKeyGroups>(), is_first = false) {
           refill(tile);
           ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
           take_turn();
@@ -495,7 +497,7 @@ struct HopperForward {
         }
       }
       if constexpr (kKeyGroups > 1) {
-        if (group > 0) return hand_over(o);
+        if (group > 0) return hand_over(o, part(group));
         join(o);
       }
       store(o);
@@ -506,8 +508,7 @@ struct HopperForward {
     }
 
     // To the first of the warpgroups that share these rows.
-    __device__ void hand_over(const Output& o) const {
-      Part& to = part(group);
+    __device__ void hand_over(const Output& o, Part& to) const {
       const int thread = threadIdx.x % kWarpgroup;
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) to.o[i][thread] = o[i];
@@ -665,11 +666,13 @@ struct HopperForward {
         }
       } else {
         ptx::raise_registers<kConsumerRegisters>();
-        const int group = kKeyGroups > 1 ? warpgroup / kRowGroups : 0;
-        Consumer{smem, p, maps, warpgroup - group * kRowGroups, group, {group}}.run();
+        if constexpr (kKeyGroups > 1)
+          Consumer{smem, p, maps, warpgroup % kRowGroups, {warpgroup / kRowGroups}}.run();
+        else
+          Consumer{smem, p, maps, warpgroup}.run();
       }
     } else {
-      Consumer{smem, p, maps, warpgroup, 0}.run();
+      Consumer{smem, p, maps, warpgroup}.run();
     }
   }
 };

@@ -183,7 +183,7 @@ def test_every_rung_launches_what_a_challenge_expects_of_its_config(built: emula
     ("sms", "lengths", "rows", "hopper", "parts"),  # rows of a tile, and of one of Hopper's own
     [
         (1, (72, 72), 128, 128, 1),
-        (4, (200, 200), 128, 128, 1),
+        (4, (250, 250), 128, 128, 1),
         (1, (40, 72), 32, 64, 1),
         (1, (1, 72), 16, None, 1),  # however many blocks there are: 127 of 128 rows would be padding
         (3, (72, 72), 32, 128, 1),
