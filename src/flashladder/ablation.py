@@ -33,7 +33,16 @@ from flashladder import build as building
 from flashladder.arms import ArmSpec, peer_specs
 from flashladder.blocking import candidate_rung, spills
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
-from flashladder.ladder import Ladder, gpu_named, load_ladder, load_metrics, load_presets, load_shapes, preset_cells
+from flashladder.ladder import (
+    Ladder,
+    gpu_named,
+    load_ladder,
+    load_metrics,
+    load_presets,
+    load_shapes,
+    preset_cells,
+    value_cells,
+)
 from flashladder.model import (
     BuildRecord,
     Cell,
@@ -52,7 +61,7 @@ from flashladder.model import (
 from flashladder.ninja import Progress
 from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
-from flashladder.stages import CHECKERS, build_rungs, check_arms, known_rates, measure_roofs, time_cells
+from flashladder.stages import CHECKERS, build_rungs, check_arms, known_rates, measure_roofs, measure_values, time_cells
 from flashladder.tune import Plan, Regret, plan_specs, regrets
 from flashladder.worker import dismiss, prepare
 
@@ -179,6 +188,13 @@ class Session:
             shapes = tuple({cell.shape.id for cell in self.cells})
             ladder = replace(ladder, variant_shapes={rung.id: shapes for rung in ladder.rungs})
         time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
+
+    def measure_values(self, progress: Progress) -> None:
+        """Time the ladder's champions, as far as the session measures them, on every kind of values."""
+        champions = {rung.id for rung in self.ladder.champions(machine.gpu_arch())}
+        specs = [spec for spec in self.specs if spec.name in champions]
+        cells = value_cells() if self.preset.values else []
+        measure_values(self.run, specs, cells, self.preset, self.seed, progress)
 
     def profile(self, *, metric_set: MetricSet, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:
         """Profile the chosen cells; raises as profiling.profile_cells() does.

@@ -20,7 +20,8 @@ import msgspec
 from flashladder import diagnose, flops, paths, rundir, tables
 from flashladder.diagnose import Results
 from flashladder.errors import FlashladderError
-from flashladder.ladder import Ladder, load_shapes, load_toml
+from flashladder.inputs import ODD_VALUES
+from flashladder.ladder import Ladder, load_shapes, load_toml, value_cells
 from flashladder.model import (
     DTYPES,
     MASKS,
@@ -205,6 +206,12 @@ class Predictions(_Bounded, frozen=True, kw_only=True, tag="predictions"):
     outcome: Literal["confirmed", "refuted"]
 
 
+class Values(_Bounded, frozen=True, kw_only=True, tag="values"):
+    """The arm's time on a kind of values over that on normal ones: each kind, in each cell of the set `values`."""
+
+    arm: str
+
+
 class Roof(_Bounded, frozen=True, kw_only=True, tag="roof"):
     """TFLOP/s of cuBLAS's large product of random matrices."""
 
@@ -220,6 +227,7 @@ Predicate = (
     | Medians
     | Verdicts
     | Predictions
+    | Values
     | Roof
     | Order
     | Absolute
@@ -418,6 +426,7 @@ def measure(predicate: Predicate, view: View) -> Measure:
         Agrees: _agrees,
         Predicted: _predicted,
         Predictions: _predictions,
+        Values: _values,
         Roof: _roof,
     }
     return measures[type(predicate)](predicate, view)
@@ -434,9 +443,9 @@ def _other(arm: str, against: str, ladder: Ladder) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """One cell's value and its interval."""
+    """A value with its interval, and the cell that it is of."""
 
-    cell: Cell
+    where: str
     value: float
     ci: tuple[float, float]
 
@@ -451,7 +460,7 @@ def _each(bounds: _Bounded, found: Sequence[_Found], missing: Sequence[str]) -> 
         holds=None if holds and missing else holds,
         value=worst.value,
         ci=worst.ci,
-        where=worst.cell.id,
+        where=worst.where,
         n=len(found),
         reason=_lacks(missing, len(found)) if missing else None,
     )
@@ -490,7 +499,7 @@ def _why_untimed(results: Results, cell: Cell, *names: str) -> str:
 def _found(c: Comparison) -> _Found:
     assert c.ratio is not None
     assert c.ci is not None
-    return _Found(c.cell, c.ratio, c.ci)
+    return _Found(c.cell.id, c.ratio, c.ci)
 
 
 def _ratio(p: Ratio, view: View) -> Measure:
@@ -516,7 +525,7 @@ def _medians(p: Medians, view: View) -> Measure:
             missing.append(_why_untimed(view.results, cell, p.arm, p.against))
             continue
         low, high = theirs.device_us.ci[0] / mine.device_us.ci[1], theirs.device_us.ci[1] / mine.device_us.ci[0]
-        found.append(_Found(cell, theirs.device_us.median / mine.device_us.median, (low, high)))
+        found.append(_Found(cell.id, theirs.device_us.median / mine.device_us.median, (low, high)))
     return _each(p, found, missing)
 
 
@@ -554,10 +563,10 @@ def _absolute(p: Absolute, view: View) -> Measure:
             continue
         us = (arm.device_us.median, *arm.device_us.ci)
         if p.quantity == "us":
-            found.append(_Found(cell, us[0], (us[1], us[2])))
+            found.append(_Found(cell.id, us[0], (us[1], us[2])))
         else:
             value, high, low = (flops.flops(cell) / t / 1e6 for t in us)
-            found.append(_Found(cell, value, (low, high)))
+            found.append(_Found(cell.id, value, (low, high)))
     return _each(p, found, missing)
 
 
@@ -573,7 +582,7 @@ def _counter(p: Counter, view: View) -> Measure:
         if not theirs:
             missing.append(f"{p.metric} of {names[1]} is 0 in {cell.id}")
             continue
-        found.append(_Found(cell, mine / theirs, (mine / theirs,) * 2))
+        found.append(_Found(cell.id, mine / theirs, (mine / theirs,) * 2))
     return msgspec.structs.replace(_each(p, found, missing), ci=None)
 
 
@@ -663,6 +672,20 @@ def _predictions(p: Predictions, view: View) -> Measure:
     if p.has(value + unknown, value + unknown) != holds:
         return Measure(holds=None, value=value, n=len(outcomes), reason=f"{unknown} were not measured", counts=True)
     return Measure(holds=holds, value=value, n=len(outcomes), counts=True)
+
+
+def _values(p: Values, view: View) -> Measure:
+    found, missing = [], []
+    for cell in value_cells():
+        for kind in ODD_VALUES:
+            timed = view.results.values.get((cell, p.arm, kind))
+            where = f"{kind} values in {cell.id}"
+            if timed is None or timed.ratio is None:
+                why = "has no record" if timed is None else timed.reason
+                missing.append(f"{p.arm} on {where}: {why}")
+            else:
+                found.append(_Found(where, timed.ratio.median, timed.ratio.ci))
+    return _each(p, found, missing)
 
 
 def _roof(p: Roof, view: View) -> Measure:

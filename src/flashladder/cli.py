@@ -381,6 +381,8 @@ def _measure(session: ablation.Session) -> None:
         session.measure_roofs(progress)
     with _bar("time", "cell") as progress:
         session.time(progress)
+    with _bar("values", "kind") as progress:
+        session.measure_values(progress)
     session.diagnose()
 
 

@@ -37,6 +37,8 @@ from flashladder.model import (
     RoofRate,
     Rung,
     Status,
+    ValueRatio,
+    ValueTiming,
 )
 from flashladder.rundir import RunDir
 
@@ -83,6 +85,7 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
     return [
         *(arm.stats for arms in cells for arm in arms),
         *map(roof_rate, run.roofs()),
+        *judge.values(run.values()),
         *comparisons,
         *judge.bottlenecks(profiles, [a.stats for arms in cells for a in arms]),
         *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms], profiles),
@@ -164,6 +167,10 @@ class _Judge:
             if p.cause is None and self._refusal(p.arm, p.sha256, p.cell) is None
         ]
 
+    def values(self, timings: Iterable[ValueTiming]) -> list[ValueRatio]:
+        """Of the binaries that were checked alone."""
+        return [value_ratio(r) for r in timings if self._refusal(r.arm, r.sha256, r.cell) is None]
+
     def _refusal(self, name: str, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
         """Why the checks do not let this very binary be timed in the cell."""
         return refusal(self.checks[name.removesuffix(CONTROL)], name, sha256, cell)
@@ -223,6 +230,20 @@ def roof_rate(roof: Roof) -> RoofRate:
     """cuBLAS's rate, of its samples."""
     rates = 2 * roof.size**3 / np.asarray(roof.ns, dtype=np.float64) / 1e3
     return RoofRate(dtype=roof.dtype, size=roof.size, tflops=estimate(rates))
+
+
+def value_ratio(r: ValueTiming) -> ValueRatio:
+    """An arm's time on a kind of values over that on normal ones, of their samples; or why there is none."""
+    if r.reason is not None:
+        return ValueRatio(cell=r.cell, arm=r.arm, values=r.values, reason=r.reason)
+    return ValueRatio(
+        cell=r.cell,
+        arm=r.arm,
+        values=r.values,
+        us=estimate(np.asarray(r.ns) / 1e3),
+        normal_us=estimate(np.asarray(r.normal_ns) / 1e3),
+        ratio=estimate(np.exp(stats.log_quads(r.normal_ns, r.ns))),
+    )
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------
@@ -427,6 +448,8 @@ class Results:
         self.gpu = gpu
         self.predictions: list[PredictionOutcome] = []
         self.roofs: dict[DtypeName, RoofRate] = {}
+        self.values: dict[tuple[Cell, str, str], ValueRatio] = {}
+        """By cell, arm and kind of values."""
         self._bottlenecks: dict[tuple[Cell, str], Bottlenecks] = {}
         self.profiles = {(p.cell, p.arm): p for p in profiles}
         self._arms: dict[tuple[Cell, str], ArmStats] = {}
@@ -437,6 +460,8 @@ class Results:
                     self._arms[record.cell, record.arm] = record
             elif isinstance(record, RoofRate):
                 self.roofs[record.dtype] = record
+            elif isinstance(record, ValueRatio):
+                self.values[record.cell, record.arm, record.values] = record
             elif isinstance(record, Comparison):
                 self._comparisons[record.cell, record.arm][record.other] = record
             elif isinstance(record, Bottlenecks):

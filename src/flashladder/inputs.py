@@ -191,6 +191,9 @@ VALUES: dict[str, Callable[[np.random.Generator, Shape], Values]] = {
     "nan_k": _nan_k,
     "inf_k": _inf_k,
 }
+NORMAL = "normal"
+ODD_VALUES = tuple(kind for kind in VALUES if kind != NORMAL)
+"""The kinds of values that a kernel's time is compared on with that on normal ones."""
 
 
 def values_of(case: Case, seed: int) -> Values:

@@ -14,7 +14,21 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Cell, DtypeName, Gpu, L2Mode, Mask, Past, Preset, Record, Rung, Shape, ShapeSet, Tuning
+from flashladder.model import (
+    HOPPER,
+    Cell,
+    DtypeName,
+    Gpu,
+    L2Mode,
+    Mask,
+    Past,
+    Preset,
+    Record,
+    Rung,
+    Shape,
+    ShapeSet,
+    Tuning,
+)
 
 T = TypeVar("T")
 
@@ -157,6 +171,12 @@ class Ladder:
             Leg(name, cell, self.rungs[max(start - 1, 0) : end])
             for (name, cell), start, end in zip(named, starts[:-1], starts[1:], strict=True)
         )
+
+    def champions(self, arch: str | None) -> tuple[Rung, ...]:
+        """The last portable rung and the last of all that a GPU of `arch` runs (None: any): one where they are one."""
+        running = [rung for rung in self.rungs if arch is None or rung.runs_on(arch)]
+        portable = [rung for rung in running if rung.min_arch < HOPPER]
+        return tuple({rung.id: rung for rung in (*portable[-1:], *running[-1:])}.values())
 
     def cell_of(self, rung: Rung) -> Cell:
         """The cell that a rung, or a variant with its parent, is read at."""
@@ -316,6 +336,11 @@ def gpu_called(slug: str) -> Gpu:
             return gpu
     known = ", ".join(gpu.slug for gpu in load_gpus())
     raise FlashladderError(f"no GPU {slug!r} in experiments/gpus.toml; expected one of {known}")
+
+
+def value_cells() -> list[Cell]:
+    """The cells in which the champions are timed on every kind of values."""
+    return load_shapes()["values"].cells((load_ladder().reference.dtype,))
 
 
 def preset_cells(preset: Preset) -> dict[Cell, L2Mode]:

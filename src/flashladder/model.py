@@ -253,6 +253,8 @@ class Preset(Record, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     """Peers that are measured; all when empty."""
     roof: bool = True
+    values: bool = False
+    """Whether the champions are timed on every kind of values (inputs.VALUES)."""
     profile: tuple[str, ...] = ()
     """Ids of the shapes that `flashladder profile` takes: with the reference's dtype and mask."""
     variants: bool = False
@@ -519,6 +521,27 @@ class Roof(Record, frozen=True, kw_only=True):
     """NVML's reading after each sample."""
 
 
+class ValueTiming(Record, frozen=True, kw_only=True):
+    """One line of values.jsonl: raw samples of an arm in one cell on a kind of values, paired with normal values.
+
+    `ns[i]` and `normal_ns[i]` are the two samples of quad i on either, device time a launch. A quad visits normal
+    values, this kind, this kind, normal values: drift that is linear over it cancels.
+    """
+
+    arm: str
+    sha256: str | None
+    cell: Cell
+    values: str
+    """A key of inputs.VALUES."""
+    seed: int
+    gpu_digest: str | None = None
+    launches_per_sample: int = 1
+    ns: tuple[tuple[float, float], ...] = ()
+    normal_ns: tuple[tuple[float, float], ...] = ()
+    reason: str | None = None
+    """Why there are no samples."""
+
+
 class Metric(Record, frozen=True, kw_only=True, array_like=True):
     """A counter's value in base units (s, byte, hz, %, inst, ...); recorded as [value, unit]."""
 
@@ -630,6 +653,21 @@ class RoofRate(Record, frozen=True, tag="roof", kw_only=True):
     tflops: Estimate
 
 
+class ValueRatio(Record, frozen=True, tag="values", kw_only=True):
+    """What an arm takes in one cell on a kind of values. `ratio` is over its time on normal ones: above 1, it is
+    slower."""
+
+    cell: Cell
+    arm: str
+    values: str
+    us: Estimate | None = None
+    normal_us: Estimate | None = None
+    ratio: Estimate | None = None
+    """Of the quads."""
+    reason: str | None = None
+    """Why there are no numbers."""
+
+
 class Comparison(Record, frozen=True, tag="comparison", kw_only=True):
     """Paired comparison in one cell. `ratio` is the other's time over this one's: above 1, `arm` is faster."""
 
@@ -661,7 +699,7 @@ class PredictionOutcome(Record, frozen=True, tag="prediction", kw_only=True):
     note: str | None = None
 
 
-Diagnosis = ArmStats | RoofRate | Comparison | Bottlenecks | PredictionOutcome
+Diagnosis = ArmStats | RoofRate | ValueRatio | Comparison | Bottlenecks | PredictionOutcome
 
 
 # --- the challenge --------------------------------------------------------------------------------------------------

@@ -245,6 +245,7 @@ def records(document: Document) -> list[tuple[str, str]]:
         ("check.jsonl", "every case of the correctness gate, its errors and its limits"),
         ("timing.jsonl", "every raw sample, with clocks, power and temperature"),
         *([("roof.jsonl", "samples of cuBLAS's product")] if document.results.roofs else []),
+        *([("values.jsonl", "samples of the last kernels by kind of values")] if document.results.values else []),
         *([("ncu.jsonl", "counters")] if document.results.profiles else []),
         ("diagnosis.jsonl", "medians, intervals, verdicts and findings, from all the others"),
     ]

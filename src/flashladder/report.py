@@ -180,6 +180,7 @@ def _report(document: Document, words: Prose, judged: Sequence[Judged] = (), oth
         "## TFLOP/s by shape",
         _image(document, "scaling"),
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
+        *_values(document.results),
         *_history(document),
         *_chapter("What failed", chapters.get("failed")),
         *_chapter("Limits", chapters.get("limits")),
@@ -358,6 +359,22 @@ def _peers(document: Document, text: str | None) -> list[str]:
         markdown(tables.peers(results, document.info)),
         *(["The roof: cuBLAS's matrix product on this card.", markdown(roofs)] if roofs.rows else []),
     ]
+
+
+def _values(results: Results) -> list[str]:
+    """What the champions take on every kind of values."""
+    if not results.values:
+        return []
+    parts = [
+        "## Times by input values",
+        "Whether some input is a cliff: the last kernels on every kind of values of the gate (inputs.py), sampled in "
+        "turns with normal values. Median time of a launch in microseconds and, behind the x, the median over quads of "
+        "its ratio to the time on normal values with its interval: above 1 the kind costs time. All heads have the "
+        f"same values. {results.ladder.reference.dtype}; the row of normal values is the median over the kinds.",
+    ]
+    for name in dict.fromkeys(arm for _, arm, _ in results.values):
+        parts += [f"### {markdown_escape(name)}", markdown(tables.values(results, name))]
+    return parts
 
 
 def _agreement(document: Document) -> list[str]:

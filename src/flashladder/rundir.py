@@ -18,7 +18,18 @@ import msgspec
 
 from flashladder import paths
 from flashladder.errors import FlashladderError
-from flashladder.model import Agreement, BuildRecord, CellTiming, CheckRecord, Diagnosis, NcuRecord, Roof, RunInfo, Sums
+from flashladder.model import (
+    Agreement,
+    BuildRecord,
+    CellTiming,
+    CheckRecord,
+    Diagnosis,
+    NcuRecord,
+    Roof,
+    RunInfo,
+    Sums,
+    ValueTiming,
+)
 
 T = TypeVar("T")
 
@@ -28,6 +39,7 @@ STAGES: dict[str, object] = {
     "agreement": Agreement,
     "roof": Roof,
     "timing": CellTiming,
+    "values": ValueTiming,
     "ncu": NcuRecord,
     "diagnosis": Diagnosis,
 }
@@ -75,6 +87,9 @@ class RunDir:
 
     def timings(self) -> list[CellTiming]:
         return list({r.cell.id: r for r in self._read("timing", CellTiming)}.values())
+
+    def values(self) -> list[ValueTiming]:
+        return list({(r.arm, r.cell, r.values): r for r in self._read("values", ValueTiming)}.values())
 
     def profiles(self) -> list[NcuRecord]:
         """Of a binary in a cell the record that holds most, and of equal ones the last."""

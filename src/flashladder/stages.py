@@ -13,11 +13,11 @@ import msgspec
 from flashladder import build as building
 from flashladder import flops
 from flashladder.arms import ArmSpec
-from flashladder.check import refusal
+from flashladder.check import refusal, seed_of
 from flashladder.errors import FlashladderError
-from flashladder.inputs import Case, edge_cases, suite_cases
+from flashladder.inputs import ODD_VALUES, Case, edge_cases, suite_cases
 from flashladder.ladder import CONTROL, Ladder, load_shapes
-from flashladder.model import Agreement, BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung
+from flashladder.model import Agreement, BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung, ValueTiming
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir
 from flashladder.worker import (
@@ -35,6 +35,9 @@ from flashladder.worker import (
     TimingDone,
     TimingItem,
     TimingJob,
+    ValueDone,
+    ValueItem,
+    ValueJob,
     kill_children,
     supervise,
 )
@@ -307,6 +310,56 @@ def time_cells(
         reason = f"{outcome.end} while it ran: {outcome.detail}"
         excluded = {**item.excluded, **{name: ("failed", reason) for name in blamed if name not in item.excluded}}
         todo = [msgspec.structs.replace(item, excluded=excluded), *todo[at.item + 1 :]]
+
+
+def measure_values(
+    run: RunDir, specs: Sequence[ArmSpec], cells: Sequence[Cell], preset: Preset, seed: int, progress: Progress = silent
+) -> None:
+    """Time on every kind of values what is not recorded of these binaries; a crash costs one kind of one cell.
+
+    An arm that its checks refuse is left out.
+    """
+    checks = run.checks()
+    items = [
+        ValueItem(arm=spec, cell=cell, values=kind)
+        for cell in cells
+        for kind in ODD_VALUES
+        for spec in specs
+        if refusal(checks, spec.name, spec.sha256, cell) is None
+    ]
+    recorded = {(r.arm, r.sha256, r.cell, r.values) for r in run.values()}
+    todo = [item for item in items if (item.arm.name, item.arm.sha256, item.cell, item.values) not in recorded]
+    finished = len(items) - len(todo)
+
+    def add(record: ValueTiming) -> None:
+        nonlocal finished
+        run.append("values", record)
+        finished += 1
+        progress(finished, len(items), f"{record.arm} {record.values}")
+
+    def on_message(message: Message) -> None:
+        if isinstance(message, ValueDone):
+            add(message.record)
+
+    progress(finished, len(items), "")
+    while todo:
+        outcome = supervise(ValueJob(items=tuple(todo), preset=preset, seed=seed), on_message)
+        if outcome.end == "finished":
+            return
+        if outcome.at is None:
+            raise FlashladderError(f"times on kinds of values: {outcome.end}: {outcome.detail}")
+        item = todo[outcome.at.item]
+        add(
+            ValueTiming(
+                arm=item.arm.name,
+                sha256=item.arm.sha256,
+                cell=item.cell,
+                values=item.values,
+                seed=seed_of(Case("values", item.cell, item.values), seed),
+                reason=f"failed: {outcome.end} while it ran: {outcome.detail}",
+            )
+        )
+        todo = todo[outcome.at.item + 1 :]
 
 
 def known_rates(run: RunDir) -> dict[str, float]:

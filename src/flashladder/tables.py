@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from tabulate import tabulate
 
@@ -28,6 +28,7 @@ from flashladder.model import (
     Quote,
     Rung,
     RunInfo,
+    ValueRatio,
 )
 from flashladder.native import kernel_head_dim
 from flashladder.peers import PEERS, Peer
@@ -353,6 +354,30 @@ def roofs(results: Results) -> Table:
         for roof in results.roofs.values()
     ]
     return Table(("dtype", "product", "TFLOP/s"), tuple(rows))
+
+
+def values(results: Results, name: str) -> Table:
+    """An arm's times in microseconds by kind of values, each with its ratio to the time on normal ones beside it.
+
+    The row of normal values has the median over those that stood beside the kinds.
+    """
+    mine = {(cell, kind): r for (cell, arm, kind), r in results.values.items() if arm == name}
+    cells, kinds = dict.fromkeys(cell for cell, _ in mine), dict.fromkeys(kind for _, kind in mine)
+    usual = [[r.normal_us.median for (at, _), r in mine.items() if at == cell and r.normal_us] for cell in cells]
+    rows = [("normal", *(number(median(us)) if us else NOT_MEASURED for us in usual), NOT_APPLICABLE)]
+    for kind in kinds:
+        found = [mine.get((cell, kind)) for cell in cells]
+        ratios = [r.ratio.median for r in found if r is not None and r.ratio is not None]
+        rows.append((kind, *map(_by_values, found), number(max(ratios)) if ratios else NOT_MEASURED))
+    return Table(("values", *(f"{shape(cell)} {cell.mask}" for cell in cells), "worst"), tuple(rows))
+
+
+def _by_values(found: ValueRatio | None) -> str:
+    if found is None:
+        return NOT_MEASURED
+    if found.us is None or found.ratio is None:
+        return _shortened(found.reason or NOT_MEASURED)
+    return f"{number(found.us.median)}, x {interval(found.ratio.median, found.ratio.ci)}"
 
 
 def peer_times(results: Results) -> Table:

@@ -16,14 +16,18 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from math import ceil, sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from flashladder import flops, reference
 from flashladder.arms import ArmSpec, LoadedArm
-from flashladder.check import EPS, distance, first_line, limits_of
+from flashladder.arrays import CudaMemory
+from flashladder.check import EPS, distance, first_line, limits_of, seed_of
+from flashladder.inputs import NORMAL, Case, values_of
 from flashladder.ladder import CONTROL
 from flashladder.machine import Nvml, gpu_digest
 from flashladder.model import (
@@ -37,6 +41,7 @@ from flashladder.model import (
     Roof,
     Slack,
     Status,
+    ValueTiming,
 )
 
 SAMPLE_US = 100.0
@@ -46,6 +51,9 @@ CHECKED_ROWS = 18
 UNWRITTEN = "a sample left an output unwritten"
 ROOF_SIZE = 8192
 ROOF_SAMPLES = 40
+VALUE_QUADS = 12
+VALUE_LAUNCHES = 3
+"""Least launches in a sample on a kind of values: the first alone finds what other values left in the L2."""
 HOST_CALLS = 40
 HOST_CALLS_SLOW = 5
 SLOW_S = 1e-3
@@ -119,10 +127,23 @@ class _UnfitError(Exception):
 
 
 class _Inputs:
-    """Random inputs of a cell on the GPU, in as many sets as it takes to exceed twice the L2, and their oracle."""
+    """Inputs of a cell on the GPU, sets of q, k and v, and their oracle. `generator` is what renews them."""
 
-    def __init__(self, torch: Any, cell: Cell, sets: int, seed: int) -> None:
-        self.torch, self.cell = torch, cell
+    def __init__(
+        self, torch: Any, cell: Cell, sets: Sequence[tuple[Any, Any, Any]], seed: int, generator: Any = None
+    ) -> None:
+        self.torch, self.cell, self.sets = torch, cell, sets
+        s = cell.shape
+        self.scale = 1 / sqrt(s.head_dim)
+        rows = np.random.default_rng(seed).choice(s.seq_q, min(s.seq_q, CHECKED_ROWS - 2), replace=False)
+        self.rows = torch.tensor(sorted({0, s.seq_q - 1, *rows.tolist()}), device="cuda")
+        self._oracles: dict[int, Any] = {}
+        self._generator = generator
+        self._next = 0
+
+    @classmethod
+    def random(cls, torch: Any, cell: Cell, sets: int, seed: int) -> _Inputs:
+        """Normal values, other ones in each of as many sets."""
         s = cell.shape
         dtype = torch.float16 if cell.dtype == "fp16" else torch.bfloat16
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -130,15 +151,22 @@ class _Inputs:
         def randn(heads: int, rows: int) -> Any:
             return torch.randn(s.batch, heads, rows, s.head_dim, device="cuda", dtype=dtype, generator=generator)
 
-        self.sets = [
+        drawn = [
             (randn(s.heads_q, s.seq_q), randn(s.heads_kv, s.seq_k), randn(s.heads_kv, s.seq_k)) for _ in range(sets)
         ]
-        self.scale = 1 / sqrt(s.head_dim)
-        rows = np.random.default_rng(seed).choice(s.seq_q, min(s.seq_q, CHECKED_ROWS - 2), replace=False)
-        self.rows = torch.tensor(sorted({0, s.seq_q - 1, *rows.tolist()}), device="cuda")
-        self._oracles: dict[int, Any] = {}
-        self._generator = generator
-        self._next = 0
+        return cls(torch, cell, drawn, seed, generator)
+
+    @classmethod
+    def of_kind(cls, torch: Any, cell: Cell, kind: str, seed: int) -> _Inputs:
+        """One set of a kind of values (inputs.VALUES), the same in every head: a whole cell takes the host a second."""
+        s, memory = cell.shape, CudaMemory()
+        one = msgspec.structs.replace(s, batch=1, heads_q=1, heads_kv=1)
+        head = Case("values", msgspec.structs.replace(cell, shape=one), kind)
+        q, k, v = (
+            memory.shaped(x).expand(s.batch, heads, -1, -1).contiguous()
+            for x, heads in zip(values_of(head, seed), (s.heads_q, s.heads_kv, s.heads_kv), strict=True)
+        )
+        return cls(torch, cell, [(q, k, v)], seed)
 
     def renew(self) -> None:
         """New random values in place; enqueued."""
@@ -185,6 +213,9 @@ class Timer:
         self.gpu_digest = gpu_digest()
         self.l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         self._flush_buffer = torch.empty(2 * self.l2_bytes, dtype=torch.uint8, device="cuda")
+        self._of_kind = lru_cache(maxsize=2)(partial(_Inputs.of_kind, torch))
+        """Normal values and one other kind: what the arms of a cell share."""
+        self._is_warm = False
 
     def time_cell(
         self,
@@ -204,7 +235,7 @@ class Timer:
         torch = self.torch
         seed = zlib.crc32(f"{seed}/{cell.id}".encode())
         sets = ceil(2 * self.l2_bytes / flops.input_bytes(cell)) if l2 == "cold" else 1
-        inputs = _Inputs(torch, cell, sets, seed)
+        inputs = _Inputs.random(torch, cell, sets, seed)
         prepared: list[_Prepared] = []
         records: dict[str, ArmTiming] = {}
         for spec in specs:
@@ -269,10 +300,51 @@ class Timer:
             raise RuntimeError(f"the {dtype} product is off by {error:.3g}")
         return Roof(dtype=dtype, size=ROOF_SIZE, gpu_digest=self.gpu_digest, ns=tuple(ns), sm_clock_mhz=tuple(clocks))
 
+    def values(self, arm: LoadedArm, cell: Cell, kind: str, seed: int) -> ValueTiming:
+        """Sample an arm on a kind of values (inputs.VALUES) and on normal ones, in VALUE_QUADS quads.
+
+        Both are checked before and after; an arm that cannot be timed on either becomes a record with its reason.
+        """
+        torch, seeds = self.torch, {name: seed_of(Case("values", cell, name), seed) for name in (NORMAL, kind)}
+        record = partial(
+            ValueTiming,
+            arm=arm.name,
+            sha256=arm.sha256,
+            cell=cell,
+            values=kind,
+            seed=seeds[kind],
+            gpu_digest=self.gpu_digest,
+        )
+        normal, odd = (self._of_kind(cell, name, seeds[name]) for name in (NORMAL, kind))
+        try:
+            on_normal = self._prepare(arm, normal, None, VALUE_LAUNCHES)
+            on_odd = self._prepare(arm, odd, on_normal)
+        except _UnfitError as unfit:
+            return record(reason=f"{unfit.status}: {unfit.reason}")
+        if not self._is_warm:
+            self._warm_up((on_normal, on_odd))
+            self._is_warm = True
+        rng = np.random.default_rng(seeds[kind])
+        visits = (on_normal, on_odd, on_odd, on_normal)
+        events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in visits]
+        for _ in range(VALUE_QUADS):
+            torch.cuda._sleep(int(SPIN_CYCLES_PER_SAMPLE * len(visits) * (1 + rng.random())))
+            for p, pair in zip(visits, events, strict=True):
+                self._one_sample(p, pair)
+            torch.cuda.synchronize()
+            first, second, third, last = (_ns(pair, on_normal.launches) for pair in events)
+            on_normal.ns.append((first, last))
+            on_odd.ns.append((second, third))
+        for p, inputs in ((on_normal, normal), (on_odd, odd)):
+            if fault := inputs.fault(0, *p.results[0], arm.spec.slack):
+                return record(reason=f"failed: incorrect after timing: {fault}")
+        return record(launches_per_sample=on_normal.launches, ns=tuple(on_odd.ns), normal_ns=tuple(on_normal.ns))
+
     # --- preparation ---
 
-    def _prepare(self, arm: LoadedArm, inputs: _Inputs, twin: _Prepared | None) -> _Prepared:
-        """Check, estimate and capture. A control takes its twin's batch, so that the two differ in nothing.
+    def _prepare(self, arm: LoadedArm, inputs: _Inputs, twin: _Prepared | None, least: int = 1) -> _Prepared:
+        """Check, estimate and capture `least` launches or more. A control takes its twin's batch, so that the two
+        differ in nothing.
 
         A strict timer gives all arms the first one's.
         """
@@ -296,7 +368,7 @@ class Timer:
                 estimate_s = self._estimate(lambda: call(0, first[0]))
                 if cell_flops := flops.flops(cell):
                     self.rates[rate_key] = min(known or np.inf, estimate_s / cell_flops)
-                launches = max(1, min(MAX_LAUNCHES, ceil(SAMPLE_US * 1e-6 / estimate_s)))
+                launches = max(least, min(MAX_LAUNCHES, ceil(SAMPLE_US * 1e-6 / estimate_s)))
                 launches = twin.launches if twin else launches
                 blocks = self._blocks_within_budget(estimate_s * launches, "take")
                 outputs = _Outputs(torch, q, launches) if self.strict and launches > 1 else first

@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 
 from flashladder import diagnose, flops, stats
-from flashladder.check import refusal
+from flashladder.check import refusal, seed_of
 from flashladder.errors import FlashladderError
-from flashladder.ladder import Ladder, gated_name, gpu_named, load_presets, load_shapes
+from flashladder.inputs import ODD_VALUES, Case
+from flashladder.ladder import Ladder, gated_name, gpu_named, load_presets, load_shapes, value_cells
 from flashladder.model import (
     Agreement,
     ArmStats,
@@ -38,10 +39,12 @@ from flashladder.model import (
     RoofRate,
     RunInfo,
     Sums,
+    ValueRatio,
+    ValueTiming,
 )
 from flashladder.peers import PEERS
 from flashladder.rundir import INFO, STAGES, SUMS, RunDir, sha256_of
-from flashladder.timing import HOST_CALLS, HOST_CALLS_SLOW, MAX_LAUNCHES
+from flashladder.timing import HOST_CALLS, HOST_CALLS_SLOW, MAX_LAUNCHES, VALUE_LAUNCHES, VALUE_QUADS
 
 T = TypeVar("T")
 
@@ -126,6 +129,10 @@ class Validation:
         return self.read("timing", CellTiming)
 
     @cached_property
+    def values(self) -> list[Line[ValueTiming]]:
+        return self.read("values", ValueTiming)
+
+    @cached_property
     def profiles(self) -> list[Line[NcuRecord]]:
         return self.read("ncu", NcuRecord)
 
@@ -156,6 +163,21 @@ class Validation:
             return f"{arm}: no build has its sha256 {sha256[:12]}"
         return None
 
+    def card_fault(self, digest: str | None) -> str | None:
+        """What is wrong with the card of a record, which may name none."""
+        if self.info is None or digest in (None, self.info.machine.gpu_digest, *self.info.cards):
+            return None
+        return f"timed on the card {digest}, which {INFO} does not name"
+
+    def floor_fault(self, cell: Cell, samples_ns: Iterable[tuple[float, float]], *, warm: bool) -> str | None:
+        """What is wrong with samples: that one is not above the least that the hardware could take."""
+        least_us, floor_us = min(map(min, samples_ns), default=math.inf) / 1e3, 0.0
+        if self.gpu is not None and self.info is not None:
+            floor_us = 1e6 * flops.hard_floor_s(cell, self.gpu, self.info.machine.max_sm_clock_mhz, warm=warm)
+        if least_us > max(floor_us, 0.0):
+            return None
+        return f"a sample of {least_us:.3g} us is not above the least that the hardware could take, {floor_us:.3g} us"
+
     @property
     def checked(self) -> str:
         """What a run without a fault was found to hold."""
@@ -166,6 +188,7 @@ class Validation:
             "comparisons with the emulator": len(self.agreements),
             "cells": len(self.timings),
             "samples": samples,
+            "times by input values": len(self.values),
             "profiles": len(self.profiles),
             "derived records": len(self.diagnosis),
         }
@@ -187,6 +210,7 @@ def validate(run: RunDir, ladder: Ladder, *, derived: bool = False, sealed: bool
     _agreements(v)
     _roofs(v)
     _timings(v)
+    _values(v)
     _profiles(v)
     _derived(v)
     if derived and not v.faults:
@@ -369,9 +393,8 @@ def _telemetry(v: Validation, number: int, r: CellTiming) -> None:
             number,
             f"{r.cell.id}: SM clocks of {min(clocks)} to {max(clocks)} MHz, at most {most} are possible",
         )
-    cards = {None} if v.info is None else {v.info.machine.gpu_digest, *v.info.cards, None}
-    if v.info is not None and r.gpu_digest not in cards:
-        v.fault("timing", number, f"{r.cell.id} was timed on the card {r.gpu_digest}, which {INFO} does not name")
+    if what := v.card_fault(r.gpu_digest):
+        v.fault("timing", number, f"{r.cell.id} was {what}")
 
 
 def _arm_faults(v: Validation, r: CellTiming, arm: ArmTiming) -> Iterable[str]:
@@ -396,13 +419,46 @@ def _arm_faults(v: Validation, r: CellTiming, arm: ArmTiming) -> Iterable[str]:
         yield f"{len(arm.host_us)} host calls and {arm.launches_per_sample} launches a sample"
     if not all(us > 0 for us in arm.host_us):
         yield "a host call of no time"
-    least_us = min((min(pair) for pair in arm.ns), default=math.inf) / 1e3
-    floor_us = 0.0
-    if v.gpu is not None and v.info is not None:
-        clock = v.info.machine.max_sm_clock_mhz
-        floor_us = 1e6 * flops.hard_floor_s(r.cell, v.gpu, clock, warm=r.l2 == "warm")
-    if not least_us > max(floor_us, 0.0):
-        yield f"a sample of {least_us:.3g} us is not above the least that the hardware could take, {floor_us:.3g} us"
+    if what := v.floor_fault(r.cell, arm.ns, warm=r.l2 == "warm"):
+        yield what
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _values(v: Validation) -> None:
+    once = _Once(v, "values")
+    for number, r in ((line.number, line.record) for line in v.values):
+        once.see(number, (r.arm, r.cell, r.values), r.sha256)
+        for what in _value_faults(v, r):
+            v.fault("values", number, f"{r.arm} on {r.values} values in {r.cell.id}: {what}")
+
+
+def _value_faults(v: Validation, r: ValueTiming) -> Iterable[str]:
+    seeds = {line.record.seed for line in v.checks}
+    if what := v.arm_fault(r.arm, r.sha256):
+        yield what
+    if what := v.card_fault(r.gpu_digest):
+        yield what
+    if r.cell not in value_cells():
+        yield "unknown cell: the set values of experiments/shapes.toml does not have it"
+    if r.values not in ODD_VALUES:
+        yield f"unknown kind of values; expected one of {', '.join(ODD_VALUES)}"
+    if seeds and r.seed not in {seed_of(Case("values", r.cell, r.values), seed) for seed in seeds}:
+        yield f"its seed {r.seed} is not that of the kind, the cell and the run"
+    if r.reason is not None:
+        if r.ns or r.normal_ns:
+            yield "has samples, and a reason why there are none"
+        return
+    refused = refusal(v.checks_of[r.arm], r.arm, r.sha256, r.cell)
+    if refused is not None:
+        yield f"timed, though its checks say {refused[0]}: {refused[1]}"
+    if len(r.ns) != len(r.normal_ns) or len(r.ns) < VALUE_QUADS:
+        yield f"{len(r.ns)} pairs of samples beside {len(r.normal_ns)} of normal values; expected {VALUE_QUADS} of each"
+    if not VALUE_LAUNCHES <= r.launches_per_sample <= MAX_LAUNCHES:
+        yield f"{r.launches_per_sample} launches a sample"
+    if what := v.floor_fault(r.cell, (*r.ns, *r.normal_ns), warm=True):
+        yield what
 
 
 # --- diagnosis ------------------------------------------------------------------------------------------------------
@@ -420,6 +476,7 @@ def _derived(v: Validation) -> None:
         if arm.status == "timed"
     }
     roofs = {line.record.dtype: line.record for line in v.roofs}
+    by_values = {(line.record.cell, line.record.arm, line.record.values): line.record for line in v.values}
     told: set[tuple[Cell, str]] = set()
     once = _Once(v, "diagnosis")
     lost: dict[Cell, list[int]] = defaultdict(list)
@@ -438,6 +495,8 @@ def _derived(v: Validation) -> None:
             what = None if r.dtype in roofs else f"no record of the roof of {r.dtype}"
             if r.dtype in roofs and r != diagnose.roof_rate(roofs[r.dtype]):
                 what = f"the roof of {r.dtype} is not that of its samples"
+        elif isinstance(r, ValueRatio):
+            what = _value_ratio_fault(r, by_values.get((r.cell, r.arm, r.values)))
         else:
             continue
         if what is not None:
@@ -490,6 +549,16 @@ def _ratio_fault(
     if (ratio := diagnose.rounded(math.exp(stats.yuen(quads)[0]))) != r.ratio:
         return f"{where}: the ratio of the samples is {ratio}, not {r.ratio}"
     return None
+
+
+def _value_ratio_fault(r: ValueRatio, samples: ValueTiming | None) -> str | None:
+    where = f"{r.arm} on {r.values} values in {r.cell.id}"
+    if samples is None:
+        return f"{where}: no record of it"
+    least = min(map(min, (*samples.ns, *samples.normal_ns)), default=0.0)
+    if samples.reason is None and (len(samples.ns) != len(samples.normal_ns) or least <= 0):
+        return None  # a fault of the samples, told there
+    return None if r == diagnose.value_ratio(samples) else f"{where}: its ratio is not that of its samples"
 
 
 def _judged_anew(v: Validation) -> None:

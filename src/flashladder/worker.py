@@ -51,6 +51,7 @@ from flashladder.model import (
     Roof,
     Rung,
     Status,
+    ValueTiming,
 )
 
 TAMPERED = "it replaces what it is judged by"
@@ -125,6 +126,20 @@ class RoofJob(Record, frozen=True, kw_only=True, tag="roof"):
     seed: int
 
 
+class ValueItem(Record, frozen=True, kw_only=True):
+    arm: ArmSpec
+    cell: Cell
+    values: str
+
+
+class ValueJob(Record, frozen=True, kw_only=True, tag="values"):
+    """Time arms on kinds of values. Items of a cell and a kind should stand together: they share its inputs."""
+
+    items: tuple[ValueItem, ...]
+    preset: Preset
+    seed: int
+
+
 class AgreementItem(Record, frozen=True, kw_only=True):
     gpu: ArmSpec
     emulated: ArmSpec
@@ -138,7 +153,7 @@ class AgreementJob(Record, frozen=True, kw_only=True, tag="agreement"):
     emulation: Options
 
 
-Job = CheckJob | AgreementJob | RoofJob | TimingJob | BuildJob | GridJob | WitnessJob | ProbeJob
+Job = CheckJob | AgreementJob | RoofJob | ValueJob | TimingJob | BuildJob | GridJob | WitnessJob | ProbeJob
 
 
 class At(Record, frozen=True, kw_only=True, tag="at"):
@@ -190,11 +205,27 @@ class RoofDone(Record, frozen=True, kw_only=True, tag="roof"):
     record: Roof
 
 
+class ValueDone(Record, frozen=True, kw_only=True, tag="values"):
+    record: ValueTiming
+
+
 class Finished(Record, frozen=True, kw_only=True, tag="finished"):
     pass
 
 
-Message = At | CheckDone | AgreementDone | RoofDone | TimingDone | Clock | BuildDone | GridDone | WitnessDone | Finished
+Message = (
+    At
+    | CheckDone
+    | AgreementDone
+    | RoofDone
+    | ValueDone
+    | TimingDone
+    | Clock
+    | BuildDone
+    | GridDone
+    | WitnessDone
+    | Finished
+)
 Emit = Callable[[Message], None]
 
 
@@ -299,6 +330,16 @@ def _run_roofs(job: RoofJob, emit: Emit) -> None:
     timer = Timer(job.preset, {})
     for dtype in job.dtypes:
         emit(RoofDone(record=timer.roof(dtype, job.seed)))
+
+
+def _run_values(job: ValueJob, emit: Emit) -> None:
+    from flashladder.timing import Timer
+
+    timer = Timer(job.preset, {})
+    opened = cache(open_arm)
+    for number, item in enumerate(job.items):
+        emit(At(item=number, arm=item.arm.name))
+        emit(ValueDone(record=timer.values(opened(item.arm), item.cell, item.values, job.seed)))
 
 
 def _run_timings(job: TimingJob, emit: Emit) -> None:
@@ -429,6 +470,8 @@ def main() -> None:
             _run_agreements(job, emit)
         elif isinstance(job, RoofJob):
             _run_roofs(job, emit)
+        elif isinstance(job, ValueJob):
+            _run_values(job, emit)
         elif isinstance(job, BuildJob):
             _run_build(job, emit)
         elif isinstance(job, GridJob):
@@ -522,7 +565,7 @@ def _child_for(job: Job, command: Sequence[str]) -> _Child:
     if command == COMMAND:
         with contextlib.suppress(IndexError):
             child = _spares.pop()
-    if isinstance(job, RoofJob | TimingJob):
+    if isinstance(job, RoofJob | ValueJob | TimingJob):
         dismiss()
     return child or _Child.start(command)
 

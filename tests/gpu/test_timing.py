@@ -9,8 +9,9 @@ import pytest
 
 from flashladder.arms import ArmSpec, LoadedArm
 from flashladder.arrays import CudaMemory
-from flashladder.model import ArmTiming, Cell, L2Mode, Preset, Shape
-from flashladder.timing import Timer
+from flashladder.inputs import ODD_VALUES
+from flashladder.model import ArmTiming, Cell, L2Mode, Preset, Shape, ValueTiming
+from flashladder.timing import VALUE_LAUNCHES, VALUE_QUADS, Timer
 from tests.saboteurs import PyArm, right
 
 CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=64, seq_k=64, head_dim=64), dtype="fp16", causal=False)
@@ -105,6 +106,60 @@ def test_what_cannot_be_captured_is_timed_behind_a_spin(torch: Any) -> None:
     record = _time(torch, work)
     assert (record.status, record.captured) == ("timed", False)
     assert 0.8e6 < np.median(record.ns) < 2e6
+
+
+def _values(timer: Timer, work: Any, kind: str) -> ValueTiming:
+    inner = PyArm("fake", CudaMemory(), right)
+
+    def attention(*arguments: Any) -> tuple[Any, Any]:
+        work(inner, *arguments)
+        return arguments[3], arguments[4]
+
+    return timer.values(LoadedArm(ArmSpec(name="fake", kind="peer"), attention), CELL, kind, 0)
+
+
+def test_normal_values_take_as_long_as_themselves(torch: Any) -> None:
+    timer = Timer(PRESET, {})
+    record = _values(timer, _spin(torch, 20_000), "normal")
+    assert record.reason is None
+    assert len(record.ns) == len(record.normal_ns) == VALUE_QUADS
+    assert record.launches_per_sample >= VALUE_LAUNCHES
+    assert record.gpu_digest == timer.gpu_digest
+    assert np.median(record.ns) / np.median(record.normal_ns) == pytest.approx(1, rel=0.1)
+
+
+def test_every_kind_of_values_is_timed(torch: Any) -> None:
+    timer = Timer(PRESET, {})
+    records = [_values(timer, _spin(torch, 20_000), kind) for kind in ODD_VALUES]
+    assert {r.values: r.reason for r in records} == dict.fromkeys(ODD_VALUES)
+    assert len({r.seed for r in records}) == len(records)
+
+
+def test_a_kind_of_values_that_is_slow_is_told_by_its_ratio(torch: Any) -> None:
+    fast, slow = _spin(torch, 200_000), _spin(torch, 400_000)
+    is_slow: dict[int, bool] = {}
+
+    def work(inner: PyArm, q: Any, *rest: Any) -> None:
+        if q.data_ptr() not in is_slow:  # before it is captured
+            is_slow[q.data_ptr()] = bool(q.abs().max() > 8)
+        (slow if is_slow[q.data_ptr()] else fast)(inner, q, *rest)
+
+    record = _values(Timer(PRESET, {}), work, "sharp")
+    assert record.reason is None
+    assert np.median(record.ns) / np.median(record.normal_ns) == pytest.approx(2, rel=0.15)
+
+
+def test_an_arm_that_is_wrong_on_a_kind_of_values_has_a_reason_and_no_samples(torch: Any) -> None:
+    spin = _spin(torch, 20_000)
+
+    def work(inner: PyArm, q: Any, k: Any, v: Any, o: Any, *rest: Any) -> None:
+        spin(inner, q, k, v, o, *rest)
+        o.masked_fill_(q.abs() > 8, 0)
+
+    record = _values(Timer(PRESET, {}), work, "sharp")
+    assert (record.ns, record.normal_ns) == ((), ())
+    assert record.reason is not None
+    assert record.reason.startswith("failed: incorrect")
 
 
 def test_an_arm_over_the_budget_is_skipped_with_its_reason(torch: Any) -> None:

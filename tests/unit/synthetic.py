@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 
 from flashladder import flops
+from flashladder.check import seed_of
 from flashladder.diagnose import Results, diagnose, load_results
+from flashladder.inputs import Case
 from flashladder.ladder import Ladder
 from flashladder.model import (
     ArmTiming,
@@ -25,6 +27,7 @@ from flashladder.model import (
     Rung,
     RunInfo,
     Shape,
+    ValueTiming,
 )
 from flashladder.rundir import RunDir
 
@@ -215,6 +218,24 @@ def timing(at: Cell, seed: int = 0, *, blocks: int = BLOCKS, arms: Sequence[str]
         warmup_s=0.5,
         telemetry=(telemetry(),) * blocks,
         arms=tuple(recorded),
+    )
+
+
+def value_timing(arm: str, at: Cell, kind: str, factor: float, *, seed: int = 1, quads: int = 12) -> ValueTiming:
+    """Samples that take `factor` of those on normal values, with 0.1 % of noise."""
+    rng = np.random.default_rng(seed)
+    normal = 1e6 * rng.normal(1, 0.001, (quads, 2))
+    odd = factor * normal * rng.normal(1, 0.001, (quads, 2))
+    return ValueTiming(
+        arm=arm,
+        sha256=sha_of(arm),
+        cell=at,
+        values=kind,
+        seed=seed_of(Case("values", at, kind), seed),
+        gpu_digest=MACHINE.gpu_digest,
+        launches_per_sample=4,
+        ns=tuple((float(a), float(b)) for a, b in odd),
+        normal_ns=tuple((float(a), float(b)) for a, b in normal),
     )
 
 

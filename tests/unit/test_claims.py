@@ -24,14 +24,16 @@ from flashladder.claims import (
     Ratio,
     Resource,
     Roof,
+    Values,
     Verdicts,
     View,
 )
 from flashladder.cli import main
-from flashladder.diagnose import diagnose
+from flashladder.diagnose import diagnose, value_ratio
 from flashladder.errors import Exit, FlashladderError
-from flashladder.ladder import load_ladder
-from flashladder.model import Agreement, ArmTiming, Estimate, KernelProfile, Metric, NcuRecord, RoofRate
+from flashladder.inputs import ODD_VALUES
+from flashladder.ladder import load_ladder, value_cells
+from flashladder.model import Agreement, ArmTiming, Estimate, KernelProfile, Metric, NcuRecord, RoofRate, ValueTiming
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
@@ -61,13 +63,26 @@ def _agreement(case: str, status: str) -> Agreement:
     )
 
 
+def _value_timings() -> list[ValueTiming]:
+    """r05_swizzle on all kinds, `huge` the slowest; r03_warp_reduce failed on it; r02_grid lacks all but one."""
+    factors = dict.fromkeys(ODD_VALUES, 1.0) | {"huge": 1.4}
+    every = [(cell, kind) for cell in value_cells() for kind in ODD_VALUES]
+    failed = ValueTiming(arm="r03_warp_reduce", sha256=None, cell=every[0][0], values="huge", seed=0, reason="failed")
+    return [
+        *(made.value_timing("r05_swizzle", cell, kind, factors[kind]) for cell, kind in every),
+        *(made.value_timing("r03_warp_reduce", *at, 1.0) for at in every if at != (failed.cell, failed.values)),
+        failed,
+        made.value_timing("r02_grid", *every[0], 2.0),
+    ]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run = made.diagnosed(tmp_path_factory.mktemp("run"))
     run.replace("ncu", [_profile("r01_tiled", 200), _profile("r02_grid", 50)])
     run.replace("agreement", [_agreement("exact", "same bits"), _agreement("other", "differs")])
     roof = RoofRate(dtype="bf16", size=8192, tflops=Estimate(median=660.0, ci=(655.0, 665.0), n=40))
-    run.replace("diagnosis", [*run.diagnosis(), roof])
+    run.replace("diagnosis", [*run.diagnosis(), roof, *map(value_ratio, _value_timings())])
     return run
 
 
@@ -120,6 +135,12 @@ def _holds(run: RunDir, predicate: claims.Predicate) -> bool | None:
         (Roof(dtype="bf16", least=650), True),
         (Roof(dtype="bf16", least=670), False),
         (Roof(dtype="fp16", least=650), None),
+        (Values(arm="r05_swizzle", most=1.5), True),
+        (Values(arm="r05_swizzle", most=1.3), False),
+        (Values(arm="r03_warp_reduce", most=1.5), None),
+        (Values(arm="r02_grid", most=1.5), False),
+        (Values(arm="r02_grid", most=2.5), None),
+        (Values(arm="r00_naive", most=1.5), None),
         (Correct(least=1), False),
     ],
 )
@@ -129,6 +150,18 @@ def test_a_predicate_holds_fails_or_is_not_measured(
     measured = claims.measure(predicate, View(run, made.LADDER))
     assert measured.holds is holds
     assert (measured.reason is None) or holds is not True
+
+
+def test_the_worst_kind_of_values_is_named_and_missing_ones_are_counted(run: RunDir) -> None:
+    view = View(run, made.LADDER)
+    worst = claims.measure(Values(arm="r05_swizzle", most=1.5), view)
+    assert worst.value == pytest.approx(1.4, rel=0.01)
+    assert worst.n == 4 * len(ODD_VALUES)
+    assert re.fullmatch(r"huge values in b2h16s4096d\d+-fp16-(full|causal)", worst.where or "")
+    none = claims.measure(Values(arm="r00_naive", most=1.5), view)
+    assert (none.reason or "").startswith(f"{worst.n} of {worst.n} lack: r00_naive on outlier values in ")
+    failed = claims.measure(Values(arm="r03_warp_reduce", most=1.5), view)
+    assert failed.reason == "r03_warp_reduce on huge values in b2h16s4096d64-fp16-full: failed"
 
 
 def test_the_whole_interval_must_pass(run: RunDir) -> None:
@@ -238,13 +271,24 @@ def declared() -> list[claims.Judged]:
     ]
 
 
+def _without_values() -> set[str]:
+    """The claims on kinds of values whose evidence run is from before that stage."""
+    return {
+        claim.id
+        for claim in claims.load_claims()
+        if isinstance(claim.predicate, Values) and not rundir.find(claim.evidence).values()
+    }
+
+
 def test_every_claim_is_reproduced_by_its_evidence(declared: list[claims.Judged]) -> None:
-    assert {j.id: j.here for j in declared if j.outcome != "reproduced"} == {}
+    unknown = _without_values()
+    assert {j.id: j.here for j in declared if j.outcome != "reproduced" and j.id not in unknown} == {}
+    assert {j.outcome for j in declared if j.id in unknown} <= {"not measured"}
 
 
 def test_every_statement_has_a_number_from_the_records(declared: list[claims.Judged]) -> None:
     assert all("{value}" in claim.text for claim in claims.load_claims())
-    assert not [j.id for j in declared if "not measured" in j.statement]
+    assert {j.id for j in declared if "not measured" in j.statement} == _without_values()
 
 
 def test_no_decimal_is_typed_into_a_text() -> None:

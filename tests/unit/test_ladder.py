@@ -113,6 +113,19 @@ def test_the_sweeps_are_those_of_the_design() -> None:
     assert {s.seq_k for s, _ in sets["decode"].entries} == {8192}
 
 
+def test_the_champions_are_the_last_portable_rung_and_the_last_that_runs() -> None:
+    assert [r.id for r in LADDER.champions("sm_90a")] == ["r13_tuned", LADDER.rungs[-1].id]
+    assert LADDER.champions(None) == LADDER.champions("sm_90a")
+    assert [r.id for r in LADDER.champions("sm_80")] == ["r13_tuned"]
+    assert ladder.Ladder(rungs=(), reference=LADDER.reference, baseline="x").champions("sm_80") == ()
+
+
+def test_the_champions_are_timed_by_values_in_four_cells_of_the_larger_presets() -> None:
+    ids = [f"b2h16s4096d{d}-fp16-{mask}" for d in (64, 128) for mask in ("full", "causal")]
+    assert [cell.id for cell in ladder.value_cells()] == ids
+    assert {name for name, preset in ladder.load_presets().items() if preset.values} == {"default", "full"}
+
+
 def test_each_preset_holds_the_one_before() -> None:
     presets = ladder.load_presets()
     quick, default, full = (set(ladder.preset_cells(presets[n])) for n in ("quick", "default", "full"))

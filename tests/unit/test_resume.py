@@ -28,6 +28,7 @@ from flashladder.model import (
     Metric,
     NcuRecord,
     Roof,
+    ValueTiming,
 )
 from flashladder.ninja import silent
 from flashladder.rundir import RunDir
@@ -61,6 +62,11 @@ def _answers(job: worker.Job) -> Iterator[worker.Message]:
     elif isinstance(job, worker.RoofJob):
         for dtype in job.dtypes:
             yield worker.RoofDone(record=Roof(dtype=dtype, size=8, gpu_digest=None, ns=(1.0,), sm_clock_mhz=(1,)))
+    elif isinstance(job, worker.ValueJob):
+        for odd in job.items:
+            yield worker.ValueDone(
+                record=ValueTiming(arm=odd.arm.name, sha256=odd.arm.sha256, cell=odd.cell, values=odd.values, seed=0)
+            )
     elif isinstance(job, worker.TimingJob):
         for timed in job.items:
             arms = tuple(
@@ -120,6 +126,7 @@ STAGES: dict[str, Callable[[RunDir], object]] = {
     "check": lambda run: stages.check_arms(run, SPECS, ["fp16"], [64], 0),
     "roof": lambda run: stages.measure_roofs(run, ("fp16", "bf16"), load_presets()["quick"], 0),
     "timing": lambda run: stages.time_cells(run, LADDER, SPECS, CELLS, load_presets()["quick"], 0),  # type: ignore[arg-type]
+    "values": lambda run: stages.measure_values(run, SPECS[:2], list(CELLS), load_presets()["quick"], 0),
     "agreement": _agree,
     "ncu": _profile,
 }

@@ -11,8 +11,10 @@ import pytest
 
 from flashladder import check, stages, worker
 from flashladder.arms import ArmSpec
+from flashladder.errors import FlashladderError
+from flashladder.inputs import ODD_VALUES
 from flashladder.ladder import CONTROL, load_ladder, load_presets
-from flashladder.model import ArmTiming, Cell, CellTiming, CheckRecord, Shape
+from flashladder.model import ArmTiming, Cell, CellTiming, CheckRecord, Shape, ValueTiming
 from flashladder.rundir import RunDir
 
 LADDER = load_ladder()
@@ -242,6 +244,62 @@ def test_rates_are_the_least_seen(tmp_path: Path, child: Callable[[Child], list[
     child(_times_everything)
     stages.time_cells(run, LADDER, [RUNG, PEER], {_cell(64): "warm", _cell(128): "warm"}, PRESET, 0)
     assert stages.known_rates(run)["r05_swizzle/64"] == pytest.approx(1e-6 / (4 * 64 * 128 * 128))
+
+
+def _sampled(item: worker.ValueItem) -> ValueTiming:
+    return ValueTiming(arm=item.arm.name, sha256=item.arm.sha256, cell=item.cell, values=item.values, seed=0)
+
+
+def _samples_everything(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+    assert isinstance(job, worker.ValueJob)
+    for item in job.items:
+        say(worker.ValueDone(record=_sampled(item)))
+    return FINISHED
+
+
+def test_every_kind_of_values_is_timed_once_a_binary_and_only_where_the_checks_allow_it(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    run = RunDir(tmp_path)
+    _passed(run, RUNG)
+    run.append("check", _check(worker.CheckItem(arm=OTHER, case=stages.cases(["fp16"], [64])[0]), "fail"))
+    jobs = child(_samples_everything)
+    for _ in range(2):
+        stages.measure_values(run, [RUNG, OTHER], [_cell(64), _cell(128)], PRESET, 0)
+    assert len(jobs) == 1
+    found = [(r.arm, r.cell.shape.seq_q, r.values) for r in run.values()]
+    assert found == [(RUNG.name, seq, kind) for seq in (64, 128) for kind in ODD_VALUES]
+    rebuilt = msgspec.structs.replace(RUNG, sha256="cc")
+    _passed(run, rebuilt)
+    stages.measure_values(run, [rebuilt], [_cell(64)], PRESET, 0)
+    assert [item.arm.sha256 for item in jobs[1].items] == ["cc"] * len(ODD_VALUES)  # type: ignore[union-attr]
+
+
+def test_a_crash_on_a_kind_of_values_costs_that_kind(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    def crashes(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+        assert isinstance(job, worker.ValueJob)
+        for number, item in enumerate(job.items):
+            if item.values == "huge":
+                return worker.Outcome(
+                    end="timeout", at=worker.At(item=number, arm=RUNG.name), detail="silent for 120 s"
+                )
+            say(worker.ValueDone(record=_sampled(item)))
+        return FINISHED
+
+    run = RunDir(tmp_path)
+    _passed(run, RUNG)
+    jobs = child(crashes)
+    stages.measure_values(run, [RUNG], [_cell(64)], PRESET, 0)
+    reasons = {r.values: r.reason for r in run.values()}
+    assert set(reasons) == set(ODD_VALUES)
+    assert reasons.pop("huge") == "failed: timeout while it ran: silent for 120 s"
+    assert set(reasons.values()) == {None}
+    assert len(jobs) == 2
+    child(lambda *_: worker.Outcome(end="crash", at=None, detail="ImportError: no torch"))
+    with pytest.raises(FlashladderError, match="kinds of values: crash: ImportError: no torch"):
+        stages.measure_values(run, [RUNG], [_cell(128)], PRESET, 0)
 
 
 def test_cases_are_dealt_whole_and_their_masks_apart() -> None:

@@ -17,7 +17,7 @@ from flashladder import rundir
 from flashladder.cli import main
 from flashladder.diagnose import diagnose
 from flashladder.errors import Exit
-from flashladder.ladder import load_ladder
+from flashladder.ladder import load_ladder, value_cells
 from flashladder.model import Agreement, CellTiming, KernelProfile, Metric, NcuRecord, Roof
 from flashladder.rundir import RunDir
 from flashladder.validate import Validation, validate
@@ -70,6 +70,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
         equal=8,
     )
     run.append("agreement", agreement)
+    for kind in ("huge", "cliff"):
+        run.append("values", made.value_timing("r05_swizzle", value_cells()[0], kind, 1.1))
     run.replace("diagnosis", diagnose(run, made.LADDER))
     run.seal()
     return run
@@ -107,8 +109,8 @@ def test_a_good_run_has_no_fault_and_says_what_was_checked(good: RunDir) -> None
     assert validation.faults == []
     cells = len(made.FEW_CELLS)
     assert re.fullmatch(
-        rf"6 builds, \d+ checks, 1 comparisons with the emulator, {cells} cells, \d+ samples, 2 profiles, "
-        r"\d+ derived records",
+        rf"6 builds, \d+ checks, 1 comparisons with the emulator, {cells} cells, \d+ samples, 2 times by input "
+        r"values, 2 profiles, \d+ derived records",
         validation.checked,
     )
 
@@ -188,6 +190,30 @@ TAMPERED: dict[str, tuple[str, Callable[[Json], object], str]] = {
         "smsp__x.sum is -1",
     ),
     "a roof above the peak": ("roof", lambda r: r["ns"].__setitem__(0, 1e5), "above the tensor cores' peak"),
+    "a ratio of values": ("values", lambda r: r["ns"][0].__setitem__(0, 2e6), ""),
+    "a sample of values below the roofline": (
+        "values",
+        lambda r: r["ns"][0].__setitem__(0, 1.0),
+        "not above the least",
+    ),
+    "a normal sample removed": ("values", lambda r: r["normal_ns"].pop(), "12 pairs of samples beside 11 of normal"),
+    "few quads of values": (
+        "values",
+        lambda r: r.update(ns=r["ns"][:4], normal_ns=r["normal_ns"][:4]),
+        "4 pairs of samples beside 4 of normal values; expected 12 of each",
+    ),
+    "one launch on values": ("values", lambda r: r.update(launches_per_sample=1), "1 launches a sample"),
+    "another binary on values": ("values", lambda r: r.update(sha256="sha-of-another"), "no build has its sha256"),
+    "values of an arm that failed": (
+        "values",
+        lambda r: r.update(arm="r04_vector_io", sha256="sha-r04_vector_io"),
+        "timed, though its checks say failed",
+    ),
+    "an unknown kind of values": ("values", lambda r: r.update(values="normal"), "unknown kind of values"),
+    "another kind of values": ("values", lambda r: r.update(values="sharp"), "its seed"),
+    "values in an unknown cell": ("values", lambda r: r["cell"].update(dtype="bf16"), "unknown cell"),
+    "values on another card": ("values", lambda r: r.update(gpu_digest="ffffffffffff"), "run.json does not name"),
+    "samples with a reason against": ("values", lambda r: r.update(reason="failed"), "has samples, and a reason"),
     "too many equal elements": ("agreement", lambda r: r.update(equal=9), "9 of 8 elements are equal"),
     "a median": (
         "diagnosis",
@@ -219,6 +245,23 @@ def test_a_sample_that_was_changed_contradicts_its_median_even_under_new_sums(co
     found = _faults(copy)
     assert {file for file, _, _ in found} == {"diagnosis.jsonl"}
     assert any(re.search(r"r05_swizzle .*the ratio of the samples is", what) for _, _, what in found)
+
+
+def test_a_ratio_of_values_that_is_not_that_of_its_samples_is_named(copy: RunDir) -> None:
+    _edit(copy, "values", lambda r: r["ns"][0].__setitem__(0, 2e6))
+    copy.seal()
+    ((file, _, what),) = _faults(copy)
+    assert (file, what) == (
+        "diagnosis.jsonl",
+        f"r05_swizzle on huge values in {value_cells()[0].id}: its ratio is not that of its samples",
+    )
+
+
+def test_a_run_from_before_the_times_by_values_is_valid(copy: RunDir) -> None:
+    (copy.path / "values.jsonl").unlink()
+    copy.replace("diagnosis", diagnose(copy, made.LADDER))
+    copy.seal()
+    assert _faults(copy, derived=True) == []
 
 
 def _ratio_of(record: Json) -> None:

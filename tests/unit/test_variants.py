@@ -1,8 +1,9 @@
-"""Leave-one-out variants, the option of lower precision, peers and the roof: from records to tables and figure."""
+"""Leave-one-out variants, the option of lower precision, peers, the roof, input values: from records to tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from flashladder import figures, report, tables
 from flashladder.diagnose import Results, diagnose
+from flashladder.ladder import value_cells
 from flashladder.model import ArmTiming, CellTiming, Roof, Rung, Slack
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
@@ -117,6 +119,28 @@ def test_the_roof_is_a_rate_with_an_interval(results: Results) -> None:
     rows = tables.roofs(results).rows
     assert [row[:2] for row in rows] == [("fp16", "8192 x 8192 x 8192"), ("bf16", "8192 x 8192 x 8192")]
     assert rows[0][2].startswith("660 [")
+
+
+def test_times_by_values_are_ratios_with_intervals_and_the_worst_is_named(run: RunDir, tmp_path: Path) -> None:
+    cells = value_cells()
+    timings = [made.value_timing("r05_swizzle", cell, "huge", f) for cell, f in zip(cells, (1, 1.2, 1, 1), strict=True)]
+    unsound = msgspec.structs.replace(timings[0], values="cliff", ns=(), normal_ns=(), reason="failed: wrong")
+    unchecked = msgspec.structs.replace(timings[0], sha256="sha-of-another", values="sharp")
+    other = made.write_run(tmp_path, [made.timing(made.REFERENCE)])
+    for record in (*timings, unsound, unchecked):
+        other.append("values", record)
+    other.replace("diagnosis", diagnose(other, made.LADDER))
+    table = tables.values(Results(other.diagnosis(), made.LADDER), "r05_swizzle")
+    assert table.columns[:2] == ("values", "B2 H16 S4096 D64 full")
+    assert [row[0] for row in table.rows] == ["normal", "huge", "cliff"]
+    assert [float(us) for us in table.rows[0][1:5]] == pytest.approx([1000] * 4, rel=0.01)
+    assert re.fullmatch(r"\d{4}, x 1\.20 \[1\.\d\d, 1\.\d\d\]", table.rows[1][2])
+    assert table.rows[1][-1] == "1.20"
+    assert table.rows[2][1:] == ("failed: wrong", *(tables.NOT_MEASURED,) * 4)
+    text = report.generate(other, made.LADDER, draw=False)["report.md"].decode()
+    assert "## Times by input values" in text
+    assert "### r05_swizzle\n\n| values " in text
+    assert "## Times by input values" not in report.generate(run, LADDER, draw=False)["report.md"].decode()
 
 
 def test_the_figure_shows_every_variant_and_says_when_there_is_none(results: Results, tmp_path: Path) -> None:
