@@ -313,11 +313,21 @@ def peers(**kwargs: Any) -> None:
 )
 @click.option("--launches", type=click.IntRange(min=1), default=1, show_default=True, help="Calls that are profiled.")
 @click.option("--limit", type=float, default=120.0, show_default=True, help="Seconds for one arm in one cell.")
-def profile(metric_set: MetricSet, launches: int, limit: float, **kwargs: Any) -> None:
+@click.option("--take-over", metavar="RUN", help="Count nothing: add RUN's profiles of the same machine code to --out.")
+def profile(metric_set: MetricSet, launches: int, limit: float, take_over: str | None, **kwargs: Any) -> None:
     """Profile with Nsight Compute what passed the gate, and say what limits it.
 
     Without --shape: the preset's few shapes, at the reference's type and mask. `--set times` needs no permission.
     """
+    if take_over is not None:
+        if kwargs["out"] is None:
+            raise FlashladderError("--take-over needs --out: the run that lacks the profiles")
+        run = rundir.find(str(kwargs["out"]))
+        taken = profiling.profiles_of_same_code(run, rundir.find(take_over))
+        for record in taken:
+            run.append("ncu", record)
+        click.echo(f"{run.path}: {len(taken)} profiles taken over; 'flashladder report RUN --diagnose' judges them")
+        return
     session = ablation.open_session(ablation.profile_selection(_selection(kwargs)))
     with _bar("build", "step") as progress:
         session.build(progress)

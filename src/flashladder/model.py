@@ -590,6 +590,8 @@ class NcuRecord(Record, frozen=True, kw_only=True):
     cause: ProfileCause | None = None
     """None: profiled."""
     reason: str | None = None
+    taken_from: str | None = None
+    """The run that counted, of a library with the same machine code; None: this one."""
 
 
 # --- derived --------------------------------------------------------------------------------------------------------

@@ -195,6 +195,36 @@ def profile_cells(
     return run.profiles()
 
 
+def profiles_of_same_code(run: RunDir, other: RunDir) -> list[NcuRecord]:
+    """The profiles of `other` that `run` lacks, of the same machine code, or of peers of the same versions.
+
+    Those of rungs name the binary of `run`. Raises FlashladderError when another kind of GPU was counted.
+    """
+    here, there = run.info.machine, other.info.machine
+    if (here.gpu, here.arch) != (there.gpu, there.arch):
+        raise FlashladderError(
+            f"{other.path} counted on {there.gpu or 'no GPU'}, expected {here.gpu or 'no GPU'} as in {run.path}; "
+            "name a run of the same GPU"
+        )
+    same_peers = (here.peers, here.torch, here.cudnn) == (there.peers, there.torch, there.cudnn)
+    mine, theirs = ({b.rung: b for b in r.builds()} for r in (run, other))
+    held = {(p.arm, p.cell) for p in run.profiles() if p.cause is None}
+    found = []
+    for profile in other.profiles():
+        if profile.cause is not None or (profile.arm, profile.cell) in held:
+            continue
+        sha256 = None
+        if profile.sha256 is not None:
+            built, counted = mine.get(profile.arm), theirs.get(profile.arm)
+            if built is None or counted is None or not built.cubins or built.cubins != counted.cubins:
+                continue
+            sha256 = built.sha256 if counted.sha256 == profile.sha256 else None
+        if sha256 is not None or (profile.sha256 is None and same_peers):
+            source = profile.taken_from or other.path.name
+            found.append(msgspec.structs.replace(profile, sha256=sha256, taken_from=source))
+    return found
+
+
 EXPECTED: tuple[ProfileCause, ...] = ("not checked", "too slow")
 """Why an arm has no profile without anything having gone wrong here."""
 

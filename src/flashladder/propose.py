@@ -189,8 +189,8 @@ def source(tiles: Mapping[str, Point]) -> str:
         "#define FLASHLADDER_IN_PARTS\n"
         '#include "dispatch.cuh"\n#include "hopper_tuned.h"\n\nusing namespace flashladder;\n\n'
         "constexpr Config kConfig = [] {\n  Config config = kHopper;\n  config.splits = 0;\n"
-        f"  config.pack_heads = true;\n{changes}  return config;\n}}();\n\n"
-        f"FLASHLADDER_DISPATCH_RUNG({NAME}, kConfig)\n"
+        f"  config.pack_heads = true;\n  config.key_groups = 0;\n{changes}  return config;\n}}();\n\n"
+        f"FLASHLADDER_DISPATCH_RUNG({NAME}, kConfig, SharedRows)\n"
     )
 
 

@@ -5,6 +5,7 @@ Every figure in the prose comes from a record or from the code that made it, so 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -292,6 +293,15 @@ def _history(document: Document) -> list[str]:
     ]
 
 
+def _taken_over(results: Results) -> list[str]:
+    """Which counters are of another run."""
+    sources = Counter(p.taken_from for p in results.profiles.values() if p.taken_from is not None)
+    return [
+        f"{count} of {len(results.profiles)} profiles are of the run {source}, of kernels with the same machine code."
+        for source, count in sorted(sources.items())
+    ]
+
+
 def _evidence(document: Document, text: str | None) -> list[str]:
     """What limits each kernel, by its counters."""
     results = document.results
@@ -304,6 +314,7 @@ def _evidence(document: Document, text: str | None) -> list[str]:
         "Counters of Nsight Compute, of one launch at the clocks as they are and from a cold cache; its durations are "
         "not timings. A score bounds the fraction of the time that mending the finding could save; at most "
         f"{bottleneck.MOST_FINDINGS} findings, fewer when fewer rules hold.",
+        *_taken_over(results),
         _image(document, "stalls"),
         _image(document, "pipes"),
         _image(document, "roofline"),

@@ -15,7 +15,7 @@ from flashladder.bottleneck import DURATION, GRID
 from flashladder.diagnose import Results, diagnose
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import Metrics, load_ladder
-from flashladder.model import CheckRecord, MetricSet, NcuRecord
+from flashladder.model import CheckRecord, KernelProfile, Kind, Metric, MetricSet, NcuRecord
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
@@ -237,6 +237,46 @@ def test_counters_confirm_or_refute_predictions_and_the_tables_never_say_zero(tm
     assert any(row[1] == "inconclusive" and "dram__bytes.sum" in row[6] for row in limits.rows)
     moved = tables.counters_moved(results, rungs[5], made.REFERENCE)
     assert moved.rows == ()
+
+
+def _counted(run: RunDir, arm: str, sha256: str | None) -> None:
+    kernel = KernelProfile(name=arm, metrics={DURATION: Metric(value=1e-6, unit="s")})
+    kind: Kind = "peer" if sha256 is None else "rung"
+    run.append(
+        "ncu",
+        NcuRecord(arm=arm, kind=kind, sha256=sha256, cell=made.REFERENCE, set="light", ncu="1", kernels=(kernel,)),
+    )
+
+
+def test_profiles_of_the_same_machine_code_are_taken_over_and_no_others(tmp_path: Path) -> None:
+    builds = [msgspec.structs.replace(made.build(r), cubins={"sm_90a": r.id}) for r in made.RUNGS]
+    same, other_code, own, failed = (b.rung for b in builds[:4])
+    there = [
+        msgspec.structs.replace(b, sha256="old " + b.rung, cubins={"sm_90a": "x"} if b.rung == other_code else b.cubins)
+        for b in builds
+    ]
+    run, other = (made.write_run(tmp_path / n, [], builds=b) for n, b in (("new", builds), ("old", there)))
+    for arm in (same, other_code, own):
+        _counted(other, arm, "old " + arm)
+    _counted(other, "sdpa_flash", None)
+    other.append("ncu", msgspec.structs.replace(other.profiles()[0], arm=failed, cause="timeout", kernels=()))
+    _counted(run, own, made.sha_of(own))
+
+    taken = profiling.profiles_of_same_code(run, other)
+    assert [(p.arm, p.taken_from) for p in taken] == [(same, "old"), ("sdpa_flash", "old")]
+    assert [p.sha256 for p in taken] == [builds[0].sha256, None]
+
+
+def test_profiles_of_another_gpu_or_of_other_peers_are_not_taken_over(tmp_path: Path) -> None:
+    newer = msgspec.structs.replace(made.MACHINE, torch="9.9")
+    run = made.write_run(tmp_path / "new", [])
+    other = made.write_run(tmp_path / "old", [], info=msgspec.structs.replace(made.INFO, machine=newer))
+    _counted(other, "sdpa_flash", None)
+    assert profiling.profiles_of_same_code(run, other) == []
+    elsewhere = msgspec.structs.replace(made.MACHINE, gpu="NVIDIA L4")
+    other.write_info(msgspec.structs.replace(made.INFO, machine=elsewhere))
+    with pytest.raises(FlashladderError, match=r"counted on NVIDIA L4, expected .*; name a run of the same GPU"):
+        profiling.profiles_of_same_code(run, other)
 
 
 def test_the_stage_is_told_how_fast_each_arm_was(tmp_path: Path) -> None:
