@@ -153,11 +153,12 @@ Tile choose(const flashladder::Rung& rung, Params& p, int device, const Forced* 
   }
   Tile tile = rung.plan(p, rung.multiprocessors(device));
   if (forced != nullptr) {
-    if (forced->tile < 0 || forced->tile > 2 || forced->splits < 1 || forced->splits > flashladder::kMaxSplits ||
-        (forced->tile == 0 && forced->splits != 1))
-      TVM_FFI_THROW(ValueError) << "tile " << forced->tile << " with " << forced->splits
-                                << " splits, expected 0 with 1, or 1 or 2 with up to " << flashladder::kMaxSplits;
+    const auto last = static_cast<int64_t>(rung.last_tile);
     tile = static_cast<Tile>(forced->tile);
+    if (forced->tile < 0 || forced->tile > last || forced->splits < 1 || forced->splits > flashladder::kMaxSplits ||
+        (!flashladder::splits_keys(tile) && forced->splits != 1))
+      TVM_FFI_THROW(ValueError) << "tile " << forced->tile << " with " << forced->splits << " splits, expected 0 to "
+                                << last << " with 1, or 1 or 2 with up to " << flashladder::kMaxSplits;
     p.splits = static_cast<int32_t>(forced->splits);
   }
   if (!can_allocate()) p.splits = 1;
@@ -228,7 +229,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       .part_lse = nullptr,
   };
   const Tile tile = choose(rung, params, device.device_id, forced);
-  if (rung.config.loads == flashladder::Loads::tma && tile == Tile::large)
+  if (rung.config.loads == flashladder::Loads::tma && !flashladder::splits_keys(tile))
     for (const auto& [name, x] : {std::pair{"q", q}, std::pair{"k", k}, std::pair{"v", v}})
       if (!flashladder::tma_reads(strides_of(x), x.size(2)))
         TVM_FFI_THROW(ValueError) << name << " has strides (" << x.stride(0) << ", " << x.stride(1) << ", "

@@ -33,10 +33,9 @@ constexpr Config with_key_groups(Config config, int rows, int key_groups, int st
 }
 
 // The kernels of a dtype and head dimension: the rung's own, and those of 128 and 64 rows.
-constexpr int kSizes = 3, kLeastHopperRows = 64;
+constexpr int kLeastHopperRows = 64;
 struct HopperKernels {
-  TmaInstance instances[kSizes];
-  Cost costs[kSizes];
+  TmaInstance own, m128, m64;
 };
 
 // Smaller tiles have a warpgroup for every 64 rows.
@@ -72,50 +71,51 @@ inline float estimate(const Cost& cost, int rows, const Params& p, int multiproc
   return std::max(longest, mean * tiles / multiprocessors);
 }
 
-// The kernel that is done first.
-inline const TmaInstance& fitting(const HopperKernels& kernels, const Params& p, int multiprocessors) {
-  int best = 0;
-  float least = 0.f;
-  for (int i = 0; i < kSizes; ++i) {
-    const float time = estimate(kernels.costs[i], kernels.instances[i].tile_m, p, multiprocessors);
-    if (i == 0 || time < least) {
-      best = i;
-      least = time;
-    }
-  }
-  return kernels.instances[best];
+// Which of a rung's own kernels is done first, Sizes<D> its costs and `own` the rows of its largest tile.
+template <class Sizes>
+Tile fitting(const Params& p, int own, int multiprocessors) {
+  const float large = estimate(Sizes::kOwn, own, p, multiprocessors);
+  const float m128 = estimate(Sizes::k128, 128, p, multiprocessors);
+  const float m64 = estimate(Sizes::k64, 64, p, multiprocessors);
+  if (large <= std::min(m128, m64)) return Tile::large;
+  return m128 <= m64 ? Tile::m128 : Tile::m64;
 }
 
-inline int launch(const HopperKernels& kernels, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
-  return launch(fitting(kernels, p, multiprocessors(device)), p, dtype, device, stream);
-}
-
-inline Tile plan_hopper(Params& p, int multiprocessors) {
+template <template <int> class Sizes, Config C>
+Tile plan_hopper(Params& p, int multiprocessors) {
   pack_heads(p);
   const bool is_readable =
       tma_reads(p.q_strides, p.seq_q) && tma_reads(p.k_strides, p.seq_k) && tma_reads(p.v_strides, p.seq_k);
-  return choose_tile(p, multiprocessors, is_readable ? kLeastHopperRows : 0);
+  const Tile tile = choose_tile(p, multiprocessors, is_readable ? kLeastHopperRows : 0);
+  if (tile != Tile::large) return tile;
+  const int own = at_head_dim(C, p.head_dim).tile_m;
+  return p.head_dim > 64 ? fitting<Sizes<128>>(p, own, multiprocessors) : fitting<Sizes<64>>(p, own, multiprocessors);
+}
+
+inline int launch(const HopperKernels& kernels, Tile tile, const Params& p, Dtype dtype, int device,
+                  cudaStream_t stream) {
+  const TmaInstance& kernel = tile == Tile::m128 ? kernels.m128 : tile == Tile::m64 ? kernels.m64 : kernels.own;
+  return launch(kernel, p, dtype, device, stream);
 }
 
 }  // namespace flashladder
 
-#define FLASHLADDER_DISPATCH_KERNELS(ID, SUFFIX, CONFIG, SIZES, T, D)                            \
-  constexpr flashladder::Config ID##_m128_config_##SUFFIX = SIZES<D>::m128(CONFIG);              \
-  constexpr flashladder::Config ID##_m64_config_##SUFFIX = SIZES<D>::m64(CONFIG);                \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, HopperForward, T, D)                           \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m128, SUFFIX, ID##_m128_config_##SUFFIX, HopperForward, T, D) \
-  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)   \
-  const flashladder::HopperKernels ID##_large_##SUFFIX{                                          \
-      {ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, ID##_m64_instance_##SUFFIX},         \
-      {SIZES<D>::kOwn, SIZES<D>::k128, SIZES<D>::k64}};                                          \
+#define FLASHLADDER_DISPATCH_KERNELS(ID, SUFFIX, CONFIG, SIZES, T, D)                                       \
+  constexpr flashladder::Config ID##_m128_config_##SUFFIX = flashladder::SIZES<D>::m128(CONFIG);            \
+  constexpr flashladder::Config ID##_m64_config_##SUFFIX = flashladder::SIZES<D>::m64(CONFIG);              \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, HopperForward, T, D)                                      \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m128, SUFFIX, ID##_m128_config_##SUFFIX, HopperForward, T, D)            \
+  FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)              \
+  const flashladder::HopperKernels ID##_large_##SUFFIX{ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, \
+                                                       ID##_m64_instance_##SUFFIX};                         \
   FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, flashladder::kTuned, T, D)
 
-#define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                              \
-  {#ID "_" #SUFFIX, ID##_large_##SUFFIX.instances[0].shared_bytes},          \
-      {#ID "_m128_" #SUFFIX, ID##_large_##SUFFIX.instances[1].shared_bytes}, \
-      {#ID "_m64_" #SUFFIX, ID##_large_##SUFFIX.instances[2].shared_bytes},  \
-      {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, {     \
-    #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes             \
+#define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                          \
+  {#ID "_" #SUFFIX, ID##_large_##SUFFIX.own.shared_bytes},               \
+      {#ID "_m128_" #SUFFIX, ID##_large_##SUFFIX.m128.shared_bytes},     \
+      {#ID "_m64_" #SUFFIX, ID##_large_##SUFFIX.m64.shared_bytes},       \
+      {#ID "_medium_" #SUFFIX, ID##_smaller_##SUFFIX[0].shared_bytes}, { \
+    #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes         \
   }
 
 #define FLASHLADDER_DISPATCH_RUNG(ID, CONFIG, SIZES)                                          \
@@ -126,4 +126,4 @@ inline Tile plan_hopper(Params& p, int multiprocessors) {
   [[maybe_unused]] static const flashladder::DynamicShared ID##_shared[] = {                  \
       FLASHLADDER_DISPATCH_SHARED(ID, fp16_d64), FLASHLADDER_DISPATCH_SHARED(ID, fp16_d128),  \
       FLASHLADDER_DISPATCH_SHARED(ID, bf16_d64), FLASHLADDER_DISPATCH_SHARED(ID, bf16_d128)}; \
-  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, HopperKernels, launch, plan_hopper, ID##_shared)
+  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, HopperKernels, launch, (plan_hopper<SIZES, CONFIG>), Tile::m64, ID##_shared)

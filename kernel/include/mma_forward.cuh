@@ -600,8 +600,8 @@ Tile plan(Params& p, int multiprocessors) {
   return choose_tile(p, multiprocessors);
 }
 
-// As the launch of a TmaInstance; a rung that plans has a grid of query tiles.
-inline int launch(const Instance& instance, const Params& p, Dtype, int device, cudaStream_t stream) {
+// As the launch of a Hopper rung's kernels; a rung that plans has a grid of query tiles.
+inline int launch(const Instance& instance, Tile, const Params& p, Dtype, int device, cudaStream_t stream) {
   return launch(instance, Grid::query_tile, p, device, stream);
 }
 
@@ -667,33 +667,35 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
     #ID "_small_" #SUFFIX, ID##_smaller_##SUFFIX[1].shared_bytes         \
   }
 
-// Of a rung with kernels of three sizes, `LARGE` the type of its own one's Instance, `ENQUEUE` how that is launched,
-// `PLAN` what chooses and `SHARED` the shared memory of all kernels.
+// Of a rung with kernels of several sizes, `LARGE` the type of those that split no keys, `ENQUEUE` how one is launched,
+// `PLAN` what chooses, `LAST` the last that it may choose and `SHARED` the shared memory of all kernels.
 #ifdef FLASHLADDER_PART_bf16
 #define FLASHLADDER_PLANNED_ENTRY(...)
 #else
-#define FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, LARGE, ENQUEUE, PLAN, SHARED)                                        \
-  extern "C" const flashladder::Rung* flashladder_rung() {                                                         \
-    using namespace flashladder;                                                                                   \
-    static const LARGE large[2][2] = {{ID##_large_fp16_d64, ID##_large_fp16_d128},                                 \
-                                      {ID##_large_bf16_d64, ID##_large_bf16_d128}};                                \
-    static const Instance* const smaller[2][2] = {{ID##_smaller_fp16_d64, ID##_smaller_fp16_d128},                 \
-                                                  {ID##_smaller_bf16_d64, ID##_smaller_bf16_d128}};                \
-    static const Rung rung{#ID,                                                                                    \
-                           CONFIG,                                                                                 \
-                           [](const Params& p, Dtype dtype, Tile tile, int device, void* to) {                     \
-                             const auto stream = static_cast<cudaStream_t>(to);                                    \
-                             const int type = static_cast<int>(dtype), wide = p.head_dim > 64;                     \
-                             if (tile == Tile::large) return ENQUEUE(large[type][wide], p, dtype, device, stream); \
-                             const Instance& instance = smaller[type][wide][tile == Tile::small];                  \
-                             return launch(instance, CONFIG.grid, p, device, stream);                              \
-                           },                                                                                      \
-                           error_name,                                                                             \
-                           PLAN,                                                                                   \
-                           multiprocessors,                                                                        \
-                           SHARED,                                                                                 \
-                           sizeof SHARED / sizeof SHARED[0]};                                                      \
-    return &rung;                                                                                                  \
+#define FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, LARGE, ENQUEUE, PLAN, LAST, SHARED)                   \
+  extern "C" const flashladder::Rung* flashladder_rung() {                                          \
+    using namespace flashladder;                                                                    \
+    static const LARGE large[2][2] = {{ID##_large_fp16_d64, ID##_large_fp16_d128},                  \
+                                      {ID##_large_bf16_d64, ID##_large_bf16_d128}};                 \
+    static const Instance* const smaller[2][2] = {{ID##_smaller_fp16_d64, ID##_smaller_fp16_d128},  \
+                                                  {ID##_smaller_bf16_d64, ID##_smaller_bf16_d128}}; \
+    static const Rung rung{#ID,                                                                     \
+                           CONFIG,                                                                  \
+                           [](const Params& p, Dtype dtype, Tile tile, int device, void* to) {      \
+                             const auto stream = static_cast<cudaStream_t>(to);                     \
+                             const int type = static_cast<int>(dtype), wide = p.head_dim > 64;      \
+                             if (!splits_keys(tile))                                                \
+                               return ENQUEUE(large[type][wide], tile, p, dtype, device, stream);   \
+                             const Instance& instance = smaller[type][wide][tile == Tile::small];   \
+                             return launch(instance, CONFIG.grid, p, device, stream);               \
+                           },                                                                       \
+                           error_name,                                                              \
+                           PLAN,                                                                    \
+                           multiprocessors,                                                         \
+                           SHARED,                                                                  \
+                           sizeof SHARED / sizeof SHARED[0],                                        \
+                           LAST};                                                                   \
+    return &rung;                                                                                   \
   }
 #endif
 
@@ -706,4 +708,4 @@ inline int launch(const Instance& instance, const Params& p, Dtype, int device, 
   [[maybe_unused]] static const flashladder::DynamicShared ID##_shared[] = {                \
       FLASHLADDER_PLANNED_SHARED(ID, fp16_d64), FLASHLADDER_PLANNED_SHARED(ID, fp16_d128),  \
       FLASHLADDER_PLANNED_SHARED(ID, bf16_d64), FLASHLADDER_PLANNED_SHARED(ID, bf16_d128)}; \
-  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, Instance, launch, plan<CONFIG.pack_heads>, ID##_shared)
+  FLASHLADDER_PLANNED_ENTRY(ID, CONFIG, Instance, launch, plan<CONFIG.pack_heads>, Tile::small, ID##_shared)

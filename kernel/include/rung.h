@@ -107,7 +107,12 @@ enum class Tile : int32_t {
   large,   // the rung's own
   medium,  // 32 rows
   small,   // 16 rows
+  m128,    // 128 and 64 rows, of a rung for Hopper
+  m64,
 };
+
+// Whose blocks may split the keys of the same rows.
+constexpr bool splits_keys(Tile tile) { return tile == Tile::medium || tile == Tile::small; }
 
 // Enqueues the kernels on `stream` (a cudaStream_t of `device`); returns a cudaError_t.
 using Launch = int (*)(const Params&, Dtype, Tile, int device, void* stream);
@@ -129,6 +134,7 @@ struct Rung {
   int (*multiprocessors)(int device);
   const DynamicShared* dynamic_shared;
   int32_t dynamic_shared_count;
+  Tile last_tile = Tile::large;  // of those that a plan may name
 };
 
 // Whether TMA can read such rows: it knows no step back, and no row twice.

@@ -62,7 +62,7 @@ from flashladder.ninja import Progress
 from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
 from flashladder.stages import CHECKERS, build_rungs, check_arms, known_rates, measure_roofs, measure_values, time_cells
-from flashladder.tune import Plan, Regret, plan_specs, regrets
+from flashladder.tune import Plan, Regret, plan_specs, plans_of, regrets
 from flashladder.worker import dismiss, prepare
 
 
@@ -226,7 +226,8 @@ class Session:
     def tune(self, rung: str, progress: Progress) -> None:
         """Time every plan of a rung that was built and checked."""
         base = next(spec for spec in self.specs if spec.name == rung)
-        time_cells(self.run, self.ladder, plan_specs(base), self.cells, self.preset, self.seed, progress)
+        specs = plan_specs(base, plans_of(self.ladder[rung]))
+        time_cells(self.run, self.ladder, specs, self.cells, self.preset, self.seed, progress)
 
     def tune_blockings(self, tuning: Tuning, progress: Progress) -> None:
         """Build, check and time the candidates, each at its own head dimension; those that fail stay in the records."""

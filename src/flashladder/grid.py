@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from flashladder.check import Tensors
     from flashladder.inputs import Case
 
-SINGLE, BY_GRID = 0, 0
-"""Of Grid, and of Config's key_groups, in kernel/include/rung.h."""
-PLANNED_ROWS = {1: 32, 2: 16}
-"""Rows of the smaller tiles, by their number there."""
-DISPATCHED_ROWS = (128, 64)
-"""Of the further sizes of a rung that dispatches (kernel/include/dispatch.cuh)."""
+SINGLE = 0
+"""Of Grid in kernel/include/rung.h."""
+HOPPERS_OWN = (0, 3, 4)
+"""Tiles of which persistent blocks may take one after the other."""
+PLANNED_ROWS = {1: 32, 2: 16, 3: 128, 4: 64}
+"""Rows of the further tiles, by their number there."""
 COMBINE_ROWS = 4
 """Of a block that joins parts (kernel/include/launch.cuh)."""
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -110,20 +110,19 @@ def launches_of(work: Sequence[Mapping[str, Any]]) -> tuple[int, tuple[str, ...]
 
 
 def expected_blocks(launched: Launched) -> set[int]:
-    """How many thread blocks its Config may mean: more than one number where a rung chooses between sizes."""
+    """How many thread blocks its Config may mean: one a tile, or as many as the GPU has room for at once."""
     config, s = launched.config, launched.cell.shape
     if config["grid"] == SINGLE:
         return {1}
     own = config["tile_m_128"] if s.head_dim > 64 and config["tile_m_128"] else config["tile_m"]
     tile, splits = launched.plan or (0, 1)
-    rows = {PLANNED_ROWS[tile]} if tile else {own, *(DISPATCHED_ROWS if launched.plan else ())}
     heads = s.heads_kv if launched.plan and config["pack_heads"] and s.seq_q == 1 else s.heads_q
-    counts = {s.batch * heads * -(-s.seq_q // r) for r in rows if r}
-    if config["persistent"] and not tile:
-        clipped = {min(launched.multiprocessors, count) for count in counts}
-        counts = clipped | counts if config["key_groups"] == BY_GRID else clipped
+    count = s.batch * heads * -(-s.seq_q // PLANNED_ROWS.get(tile, own or s.seq_q or 1))
+    if config["persistent"] and tile in HOPPERS_OWN:
+        persistent = min(launched.multiprocessors, count)
+        return {persistent} if tile == 0 else {persistent, count}
     combining = -(-s.batch * s.heads_q * s.seq_q // COMBINE_ROWS) if splits > 1 else 0
-    return {count * splits + combining for count in counts}
+    return {count * splits + combining}
 
 
 def fault(launched: Launched, name: str) -> str | None:

@@ -13,16 +13,18 @@ import msgspec
 
 from flashladder.arms import ArmSpec
 from flashladder.ladder import CHOICE
-from flashladder.model import Cell, CellTiming, Record
-from flashladder.tables import Table, number, shape
+from flashladder.model import HOPPER, Cell, CellTiming, Record, Rung
+from flashladder.tables import NOT_MEASURED, Table, number, shape
 
-TILES = ("large", "medium", "small")
+TILES = ("large", "medium", "small", "m128", "m64")
 """By their number in kernel/include/rung.h."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 Plan = tuple[int, int]
 """Tile and number of splits."""
 PLANS: tuple[Plan, ...] = ((0, 1), *((tile, splits) for tile in (1, 2) for splits in SPLITS))
+HOPPER_PLANS: tuple[Plan, ...] = (*PLANS, (3, 1), (4, 1))
+"""Of a rung that has kernels of 128 and 64 rows of its own beside the portable ones."""
 
 
 class Regret(Record, frozen=True, kw_only=True):
@@ -33,18 +35,30 @@ class Regret(Record, frozen=True, kw_only=True):
     best_us: float
     chosen: Plan
     chosen_us: float
+    other_us: float | None
+    """Of the best that was not chosen; None: nothing else was timed."""
 
     @property
     def ratio(self) -> float:
         """Time of the choice over that of the best."""
         return self.chosen_us / self.best_us
 
+    @property
+    def margin(self) -> float | None:
+        """Time of the best that was not chosen over that of the choice."""
+        return None if self.other_us is None else self.other_us / self.chosen_us
 
-def plan_specs(base: ArmSpec) -> list[ArmSpec]:
+
+def plans_of(rung: Rung) -> tuple[Plan, ...]:
+    """What a rung that plans may choose."""
+    return HOPPER_PLANS if rung.min_arch >= HOPPER else PLANS
+
+
+def plan_specs(base: ArmSpec, plans: Sequence[Plan]) -> list[ArmSpec]:
     """An arm for every plan of a library."""
     return [
         msgspec.structs.replace(base, name=f"{base.name}{CHOICE}{TILES[tile]}/{splits}", plan=(tile, splits))
-        for tile, splits in PLANS
+        for tile, splits in plans
     ]
 
 
@@ -62,7 +76,14 @@ def regrets(timings: Sequence[CellTiming], choose: Callable[[Cell], Plan]) -> li
             chosen = choose(timing.cell)
             nearest = min(times, key=lambda plan: _distance(plan, chosen))
             found.append(
-                Regret(cell=timing.cell, best=best, best_us=times[best], chosen=chosen, chosen_us=times[nearest])
+                Regret(
+                    cell=timing.cell,
+                    best=best,
+                    best_us=times[best],
+                    chosen=chosen,
+                    chosen_us=times[nearest],
+                    other_us=min((us for plan, us in times.items() if plan != nearest), default=None),
+                )
             )
     return found
 
@@ -77,7 +98,7 @@ def _distance(plan: Plan, other: Plan) -> tuple[bool, float]:
 
 
 def table(found: Sequence[Regret]) -> Table:
-    """A row a cell: the best plan and the chosen one."""
+    """A row a cell: the best plan, the chosen one, and by how much that beats the best other."""
     rows = [
         (
             shape(r.cell),
@@ -87,10 +108,11 @@ def table(found: Sequence[Regret]) -> Table:
             _text(r.chosen),
             number(r.chosen_us),
             number(r.ratio),
+            NOT_MEASURED if r.margin is None else number(r.margin),
         )
         for r in found
     ]
-    return Table(("shape", "mask", "best", "us", "the plan's", "us", "over the best"), tuple(rows))
+    return Table(("shape", "mask", "best", "us", "the plan's", "us", "over the best", "margin"), tuple(rows))
 
 
 def _text(plan: Plan) -> str:

@@ -239,11 +239,27 @@ def test_warpgroups_that_share_rows_join_their_parts(
     record = check.check_case(one.arm, case, one.memory, SEED, _problems(case))
     assert record.status == "pass", record.reason
     assert one.memory.counters["blocks"] == -(-lengths[0] // rows)
+    chosen = native.load(Path(one.arm.spec.library or "")).plan(case.cell, sms)
+    assert chosen == ({128: 3, 64: 4}[rows], 1)
 
 
-@pytest.mark.parametrize(("plan", "rows"), [((0, 1), 128), ((1, 3), 32), ((2, 5), 16)])
-def test_a_rung_can_be_made_to_follow_a_plan(built: emulation.CpuCheck, plan: tuple[int, int], rows: int) -> None:
-    one = _open(built, "r13_tuned", Options(multiprocessors=132))
+@pytest.mark.parametrize(
+    ("rung", "plan", "rows"),
+    [
+        ("r13_tuned", (0, 1), 128),
+        ("r13_tuned", (1, 3), 32),
+        ("r13_tuned", (2, 5), 16),
+        ("r23_dispatch", (4, 1), 64),
+        ("r24_key_groups", (0, 1), 256),
+        ("r24_key_groups", (2, 3), 16),
+        ("r24_key_groups", (3, 1), 128),
+        ("r24_key_groups", (4, 1), 64),
+    ],
+)
+def test_a_rung_can_be_made_to_follow_a_plan(
+    built: emulation.CpuCheck, rung: str, plan: tuple[int, int], rows: int
+) -> None:
+    one = _open(built, rung, Options(multiprocessors=132))
     arm = emulated_arm(msgspec.structs.replace(one.arm.spec, plan=plan))
     case = _case(True)
     assert check.check_case(arm, case, one.memory, SEED, _problems(case)).status == "pass"
@@ -255,7 +271,14 @@ def test_a_rung_can_be_made_to_follow_a_plan(built: emulation.CpuCheck, plan: tu
 
 
 @pytest.mark.parametrize(
-    ("rung", "plan"), [("r13_tuned", (0, 2)), ("r13_tuned", (3, 1)), ("r13_tuned", (2, 33)), ("r08_mma_sync", (0, 1))]
+    ("rung", "plan"),
+    [
+        ("r13_tuned", (0, 2)),
+        ("r24_key_groups", (4, 2)),
+        ("r13_tuned", (3, 1)),
+        ("r13_tuned", (2, 33)),
+        ("r08_mma_sync", (0, 1)),
+    ],
 )
 def test_a_plan_that_a_rung_cannot_follow_is_refused(
     built: emulation.CpuCheck, rung: str, plan: tuple[int, int]

@@ -7,7 +7,7 @@ import pytest
 
 from flashladder import tune
 from flashladder.arms import ArmSpec
-from flashladder.ladder import CHOICE, gated_name
+from flashladder.ladder import CHOICE, gated_name, load_ladder
 from flashladder.model import ArmTiming, CellTiming
 from tests.unit import synthetic as made
 
@@ -22,9 +22,12 @@ def _timing(us: dict[str, float]) -> CellTiming:
     return msgspec.structs.replace(made.timing(made.REFERENCE), arms=arms)
 
 
-def test_every_plan_is_an_arm_of_its_own_that_the_gate_knows_by_the_rungs_name() -> None:
-    specs = tune.plan_specs(BASE)
-    assert len({s.name for s in specs}) == len(tune.PLANS) == len({s.plan for s in specs})
+@pytest.mark.parametrize("rung", ["r13_tuned", "r24_key_groups"])
+def test_every_plan_is_an_arm_of_its_own_that_the_gate_knows_by_the_rungs_name(rung: str) -> None:
+    plans = tune.plans_of(load_ladder()[rung])
+    specs = tune.plan_specs(BASE, plans)
+    assert len({s.name for s in specs}) == len(plans) == len({s.plan for s in specs})
+    assert ((4, 1) in plans) == (rung == "r24_key_groups")
     assert {gated_name(s.name) for s in specs} == {BASE.name}
     assert specs[0].name == "r13_tuned@large/1"
 
@@ -33,6 +36,7 @@ def test_regret_is_the_choices_time_over_the_best() -> None:
     (found,) = tune.regrets([_timing({"large/1": 12.0, "medium/2": 8.0, "small/4": 10.0})], lambda _: (2, 4))
     assert (found.best, found.best_us, found.chosen_us) == ((1, 2), 8.0, 10.0)
     assert found.ratio == pytest.approx(1.25)
+    assert found.margin == pytest.approx(0.8)
 
 
 def test_a_choice_that_was_not_timed_counts_as_the_nearest_of_its_tile() -> None:
@@ -45,5 +49,5 @@ def test_cells_without_times_are_left_out_and_the_table_has_the_others() -> None
     untimed = msgspec.structs.replace(made.timing(made.CELLS[1]), arms=())
     found = tune.regrets([untimed, _timing({"large/1": 2.0})], lambda _: (0, 1))
     assert tune.table(found).rows == (
-        ("B2 H8 S512 D64", "full", "large, 1 part", "2.00", "large, 1 part", "2.00", "1.00"),
+        ("B2 H8 S512 D64", "full", "large, 1 part", "2.00", "large, 1 part", "2.00", "1.00", "not measured"),
     )
