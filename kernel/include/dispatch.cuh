@@ -1,5 +1,5 @@
-// Which kernel of a Hopper rung computes a problem: where TMA can read the tensors and 64 rows a block fill the GPU,
-// the one of its own that is done first; else the portable ladder's smaller ones (plan.h).
+// Which kernel of a Hopper rung computes a problem: where TMA can read the tensors and there are enough tiles of 64
+// rows, the one of its own that is done first; else the portable ladder's smaller ones (plan.h).
 #pragma once
 
 #include <algorithm>
@@ -46,6 +46,7 @@ struct FewerWarpgroups {
   static constexpr Config m64(Config config) { return with_query_rows(config, 64); }
   static constexpr Cost kOwn{kWide ? .076f : .053f, 1.5f}, k128{kWide ? .092f : .074f, 1.5f},
       k64{kWide ? .16f : .12f, 1.5f};
+  static bool take(const Params& p, int multiprocessors) { return suits(p, kLeastHopperRows, multiprocessors); }
 };
 
 // Smaller tiles have as many warpgroups as the registers hold, which share rows.
@@ -58,6 +59,13 @@ struct SharedRows {
   static constexpr Config m64(Config config) { return with_key_groups(config, 64, kWide ? 2 : 4, 2); }
   static constexpr Cost kOwn{kWide ? .076f : .053f, 1.5f}, k128{kWide ? .092f : .054f, kWide ? 1.5f : 2.8f},
       k64{kWide ? .093f : .058f, 2.8f};
+
+  // Fewer tiles are enough where a block has this many keys for its warpgroups.
+  static constexpr int kManyKeys = kWide ? 128 : 256;
+  static bool take(const Params& p, int multiprocessors) {
+    return suits(p, kLeastHopperRows, multiprocessors) || (p.seq_q > kLeastHopperRows / 2 && p.seq_k > kManyKeys &&
+                                                           3 * query_tiles(p, kLeastHopperRows) >= multiprocessors);
+  }
 };
 
 // When the last block is done. Under a causal mask tiles differ, and long ones start first: the longest tile, or an
@@ -86,10 +94,13 @@ Tile plan_hopper(Params& p, int multiprocessors) {
   pack_heads(p);
   const bool is_readable =
       tma_reads(p.q_strides, p.seq_q) && tma_reads(p.k_strides, p.seq_k) && tma_reads(p.v_strides, p.seq_k);
-  const Tile tile = choose_tile(p, multiprocessors, is_readable ? kLeastHopperRows : 0);
+  const bool is_wide = p.head_dim > 64;
+  const bool is_large =
+      is_readable && (is_wide ? Sizes<128>::take(p, multiprocessors) : Sizes<64>::take(p, multiprocessors));
+  const Tile tile = choose_tile(p, multiprocessors, is_large);
   if (tile != Tile::large) return tile;
   const int own = at_head_dim(C, p.head_dim).tile_m;
-  return p.head_dim > 64 ? fitting<Sizes<128>>(p, own, multiprocessors) : fitting<Sizes<64>>(p, own, multiprocessors);
+  return is_wide ? fitting<Sizes<128>>(p, own, multiprocessors) : fitting<Sizes<64>>(p, own, multiprocessors);
 }
 
 inline int launch(const HopperKernels& kernels, Tile tile, const Params& p, Dtype dtype, int device,

@@ -99,6 +99,11 @@ struct HopperForward {
   // A lane's sum of a row's weights under a maximum of earlier tiles, at most: fp16 holds each, and the sum of all
   // stays far from fp32's limit.
   static constexpr float kLargestStaleSum = 4096.f;
+  // Tiles of a warpgroup from one look to the next at whether a maximum was too old. Where warpgroups share rows of 64
+  // columns it never looks: all inputs would take 5 % longer there, and few tiles are left to win by it. Nor where they
+  // take turns, whose wider tiles leave no register for it.
+  static constexpr int kTrustedTiles = 4;
+  static constexpr bool kLooksBack = !C.ping_pong && (kKeyGroups == 1 || D > 64);
 
   using Stage = Ring<kStages>;
   using Query = Ring<kQueries>;
@@ -117,8 +122,7 @@ struct HopperForward {
 
     __device__ bool next(const Params& p, Item& item) {
       if constexpr (kKeyGroups > 1) {
-        const int heads = p.heads_q * p.batch, head = blockIdx.x % heads;
-        item = item_at(p, ceil_div(p.seq_q, kM) - 1 - blockIdx.x / heads, head % p.heads_q, head / p.heads_q);
+        item = item_at(p, gridDim.z - 1 - blockIdx.z, blockIdx.x, blockIdx.y);
         return turn++ == 0;
       }
       if constexpr (!C.persistent) {
@@ -179,11 +183,10 @@ struct HopperForward {
     load(smem.v[stage], maps.v, &smem.v_full[stage], tile * kN, kv_head(p, b.head), b.batch);
   }
 
-  // What one thread of the producer warpgroup does for the warpgroups of a group: it refills a stage as soon as all
-  // their warps have read it. Persistent blocks get their items from it too, which leaves the registers of the search
-  // to the consumers.
-  static __device__ void produce(Shared& smem, const Params& p, const TensorMaps& maps, int group) {
-    Stage stage{group};
+  // What one thread of the producer warpgroup does: it refills a stage as soon as all warps that read it have.
+  // Persistent blocks get their items from it too, which leaves the registers of the search to the consumers.
+  static __device__ void produce(Shared& smem, const Params& p, const TensorMaps& maps) {
+    Stage stage;
     Query query;
     Items items;
     for (Item b; items.next(p, b); query.advance()) {
@@ -191,10 +194,9 @@ struct HopperForward {
         ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
         smem.item[query.index] = b;
       }
-      if (kKeyGroups == 1 || group == 0) load_q(smem, maps, b, query.index);
+      load_q(smem, maps, b, query.index);
       const int kv = kv_head(p, b.head);
-      for (int tile = b.tiles - 1 - (kKeyGroups > 1 ? group : 0); tile >= 0;
-           tile += kNextTile, stage.template skip<kKeyGroups>()) {
+      for (int tile = b.tiles - 1; tile >= 0; --tile, stage.advance()) {
         ptx::mbarrier_wait(&smem.k_empty[stage.index], stage.parity ^ 1);
         load(smem.k[stage.index], maps.k, &smem.k_full[stage.index], tile * kN, kv, b.batch);
         ptx::mbarrier_wait(&smem.v_empty[stage.index], stage.parity ^ 1);
@@ -464,8 +466,21 @@ struct HopperForward {
           weigh<true>(s, tile, [] {});
           pack_weights(weights, s);
           for (tile += kNextTile; tile >= stale_tiles; tile += kNextTile) step<true>(s, o, weights, q, tile);
-          if constexpr (C.stale_max)
-            for (; tile >= 0; tile += kNextTile) step<false>(s, o, weights, q, tile);
+          if constexpr (C.stale_max) {
+            // Scores that outgrew an older maximum seldom do so once: the rest gets its own. The warps turn to it
+            // together, as a product is of them all.
+            bool is_raised = false;
+            for (; tile >= 0; tile += kNextTile) {
+              is_raised |= step<false>(s, o, weights, q, tile);
+              if constexpr (kLooksBack) {
+                const int own_barrier = kOwnBarrier + group * kRowGroups + warpgroup;
+                if (tile / kKeyGroups % kTrustedTiles == 0 && ptx::barrier_any(own_barrier, kWarpgroup, is_raised))
+                  break;
+              }
+            }
+            if constexpr (kLooksBack)
+              for (tile += kNextTile; tile >= 0; tile += kNextTile) step<true>(s, o, weights, q, tile);
+          }
           ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
           ptx::wgmma_fence();
           multiply_pv(o, weights, smem.v[stage.index]);
@@ -541,9 +556,9 @@ struct HopperForward {
       }
     }
 
-    // QK of a tile beside PV of the one before.
+    // QK of a tile beside PV of the one before. True: as of softmax().
     template <bool is_exact>
-    __device__ __forceinline__ void step(Scores& s, Output& o, Weights& weights, uint64_t q, int tile) {
+    __device__ __forceinline__ bool step(Scores& s, Output& o, Weights& weights, uint64_t q, int tile) {
       const Stage before = stage;
       stage.template skip<kKeyGroups>();
       ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
@@ -555,8 +570,10 @@ struct HopperForward {
       pass_turn();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      if (weigh<is_exact>(s, tile, [&] { finish_pv(o, &smem.v_empty[before.index]); })) rescale(o, rows);
+      const bool is_raised = weigh<is_exact>(s, tile, [&] { finish_pv(o, &smem.v_empty[before.index]); });
+      if (is_raised) rescale(o, rows);
       pack_weights(weights, s);
+      return is_raised;
     }
 
     static __device__ void finish_pv(Output& o, uint64_t* empty) {
@@ -658,12 +675,7 @@ struct HopperForward {
     if constexpr (C.specialized) {
       if (warpgroup == kConsumers) {
         ptx::drop_registers<kProducerRegisters>();
-        if constexpr (kKeyGroups > 1) {
-          const int warp = threadIdx.x % kWarpgroup / 32;
-          if (threadIdx.x % 32 == 0 && warp < kKeyGroups) produce(smem, p, maps, warp);
-        } else if (threadIdx.x == kConsumers * kWarpgroup) {
-          produce(smem, p, maps, 0);
-        }
+        if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps);
       } else {
         ptx::raise_registers<kConsumerRegisters>();
         if constexpr (kKeyGroups > 1)

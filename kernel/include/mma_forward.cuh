@@ -597,7 +597,7 @@ Instance mma_instance(void (*kernel)(Params), void (*combine)(Params) = nullptr)
 template <bool kPackHeads>
 Tile plan(Params& p, int multiprocessors) {
   if (kPackHeads) pack_heads(p);
-  return choose_tile(p, multiprocessors);
+  return choose_tile(p, multiprocessors, suits(p, kLargeRows, multiprocessors));
 }
 
 // As the launch of a Hopper rung's kernels; a rung that plans has a grid of query tiles.

@@ -10,7 +10,7 @@
 namespace flashladder {
 
 constexpr int kLargeRows = 128, kMediumRows = 32, kSmallRows = 16;
-constexpr int kMinSplitKeys = 1024;  // joining the parts costs 3 us: as much as fewer keys take
+constexpr int kMinSplitKeys = 1024;  // joining the parts costs what fewer keys take
 constexpr int kKeysPerSplit = 128, kMostSplits = 16;
 constexpr int kBlocksPerSm = 2;  // that split keys should give
 
@@ -36,12 +36,16 @@ inline bool fill(int64_t blocks, int multiprocessors) {
   return blocks >= (3 * static_cast<int64_t>(multiprocessors) + 3) / 4;
 }
 
-// large_rows: of the rung's own tile; 0 where it cannot take the problem.
-inline Tile choose_tile(Params& p, int multiprocessors, int large_rows = kLargeRows) {
+// Whether tiles of so many rows have rows, and the GPU tiles enough.
+inline bool suits(const Params& p, int rows, int multiprocessors) {
+  return p.seq_q > rows / 2 && fill(query_tiles(p, rows), multiprocessors);
+}
+
+// is_large: the problem is one for the rung's own tile.
+inline Tile choose_tile(Params& p, int multiprocessors, bool is_large) {
   p.splits = 1;
+  if (is_large) return Tile::large;
   const int64_t most_splits = p.seq_k < kMinSplitKeys ? 1 : std::min(kMostSplits, p.seq_k / kKeysPerSplit);
-  if (large_rows > 0 && p.seq_q > large_rows / 2 && fill(query_tiles(p, large_rows), multiprocessors))
-    return Tile::large;
   const bool is_medium = p.seq_q > kSmallRows && fill(query_tiles(p, kMediumRows) * most_splits, multiprocessors);
   const int64_t splits = kBlocksPerSm * multiprocessors / query_tiles(p, is_medium ? kMediumRows : kSmallRows);
   p.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits));

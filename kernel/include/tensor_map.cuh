@@ -81,14 +81,15 @@ struct TmaInstance {
   void (*kernel)(Params, TensorMaps);
   int tile_m, tile_n, threads, shared_bytes;
   bool persistent;  // a block an SM, at most one a query tile
-  bool flat;        // a block a query tile, along one axis
+  bool tiles_last;  // of a grid's axes: the blocks of a tile of all heads start together
 };
 
 inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
   const dim3 all = blocks(p, instance.tile_m);
-  if (!instance.persistent && !instance.flat) return all;
+  if (instance.tiles_last) return dim3(all.y, all.z, all.x);
+  if (!instance.persistent) return all;
   const int64_t count = static_cast<int64_t>(all.x) * all.y * all.z;
-  return dim3(static_cast<unsigned>(instance.flat ? count : std::min<int64_t>(count, multiprocessors(device))));
+  return dim3(static_cast<unsigned>(std::min<int64_t>(count, multiprocessors(device))));
 }
 
 inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
