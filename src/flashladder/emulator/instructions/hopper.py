@@ -218,7 +218,7 @@ def wgmma(c: Context) -> str:
     else:
         declare, place = "", f"nullptr, {c.source(a, 'u64')}"
     arguments = f"{place}, {c.source(b, 'u64')}, {c.source(scale, 'pred')}, {', '.join(flags)}, {HALF[types[1]]}"
-    call = f"emu::wgmma(d, {n}, {arguments}, {c.location});"
+    call = f"emu::wgmma(d, {n}, {arguments}, {c.location}, __COUNTER__);"
     return f"{{ {c.array('d', 'f32', registers)} {declare}{call} {c.assign_array(registers, 'd', 'f32')} }}"
 
 

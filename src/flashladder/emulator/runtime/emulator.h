@@ -209,9 +209,10 @@ void wgmma_fence(Loc);
 void wgmma_commit(Loc);
 void wgmma_wait(uint32_t groups_left, Loc);
 // m64nNk16, fp32 accumulators (n / 2 registers). a == nullptr: A from shared memory by desc_a. The result registers are
-// valid at once: ptxas's "serialized" warnings, which fail the build, stand for their hazards.
+// valid at once: ptxas's "serialized" warnings, which fail the build, stand for their hazards. site: one of each
+// instruction of the kernel.
 void wgmma(float* d, uint32_t n, const uint32_t* a, uint64_t desc_a, uint64_t desc_b, bool scale_d, bool transpose_a,
-           bool transpose_b, Half, Loc);
+           bool transpose_b, Half, Loc, uint32_t site = 0);
 void set_max_registers(uint32_t count, bool increase, Loc);
 
 // Window address of element (mn, k) of a wgmma operand, for tests of the descriptor decoding.

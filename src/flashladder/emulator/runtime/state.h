@@ -114,6 +114,7 @@ struct WgmmaIssue {  // one instruction, which the four warps issue at different
   uint64_t desc_a, desc_b;
   uint32_t n, flags, group, issued;
   Loc loc;
+  uint32_t site;
 };
 
 struct Warpgroup {

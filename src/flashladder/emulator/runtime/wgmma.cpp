@@ -45,6 +45,7 @@ struct WgmmaArgument {
   bool scale_d, transpose_a, transpose_b;
   Half type;
   Loc loc;
+  uint32_t site;
   uint32_t flags() const {
     return scale_d | transpose_a << 1 | transpose_b << 2 | (a != nullptr) << 3 | (type == Half::bf16) << 4;
   }
@@ -146,13 +147,13 @@ void compute_rows(void* const* arguments, uint32_t quarter) {
   for_accumulators([](float& d, float x) { d = x; });
 }
 
-// All warps of the warpgroup must issue the same instructions in the same order.
+// All warps of the warpgroup must issue the same instructions in the same order: two copies of a line are two.
 void match_issue(Warpgroup& group, uint32_t quarter, const WgmmaArgument& g) {
   const uint32_t epoch = group.committed[quarter] + 1, i = group.issued[quarter]++ - group.first_issue;
-  if (i == group.issues.size()) group.issues.push_back({g.desc_a, g.desc_b, g.n, g.flags(), epoch, 0, g.loc});
+  if (i == group.issues.size()) group.issues.push_back({g.desc_a, g.desc_b, g.n, g.flags(), epoch, 0, g.loc, g.site});
   WgmmaIssue& issue = group.issues[i];
   if (issue.desc_a != g.desc_a || issue.desc_b != g.desc_b || issue.n != g.n || issue.flags != g.flags() ||
-      issue.group != epoch)
+      issue.group != epoch || issue.site != g.site)
     fail(g.loc, "wgmma: the warps of the warpgroup disagree on the instruction (another is at %s)",
          place(issue.loc).c_str());
   issue.issued |= 1u << quarter;
@@ -206,14 +207,14 @@ uint32_t wgmma_element_address(uint64_t desc, uint32_t mn, uint32_t k, bool mn_m
 }
 
 void wgmma(float* d, uint32_t n, const uint32_t* a, uint64_t desc_a, uint64_t desc_b, bool scale_d, bool transpose_a,
-           bool transpose_b, Half type, Loc loc) {
+           bool transpose_b, Half type, Loc loc, uint32_t site) {
   if (n == 0 || n % 8 || n > kMaxN) fail(loc, "wgmma: n = %u", n);
   const uint32_t in_block = current->warp;
   if (in_block / 4 * 4 + 4 > warps_per_block || threads_per_block % 32)
     fail(loc, "wgmma: the block's %u threads leave warp %u without a whole warpgroup", threads_per_block, in_block);
   if (!a) check_descriptor(desc_a, "A", loc);
   check_descriptor(desc_b, "B", loc);
-  WgmmaArgument g{d, a, a ? 0 : desc_a, desc_b, n, scale_d, transpose_a, transpose_b, type, loc};
+  WgmmaArgument g{d, a, a ? 0 : desc_a, desc_b, n, scale_d, transpose_a, transpose_b, type, loc, site};
   aligned_collective(code(Op::wgmma, n), "wgmma.mma_async", &g, issue, loc);
 }
 
