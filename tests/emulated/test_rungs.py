@@ -191,7 +191,7 @@ def test_every_rung_launches_what_a_challenge_expects_of_its_config(built: emula
         (132, (3, 1600), 16, None, 12),
         (132, (40, 1600), 16, None, 12),
         (132, (40, 1000), 16, None, 1),
-        (6, (40, 1600), 32, None, 3),
+        (7, (40, 1600), 32, None, 3),
     ],
 )
 def test_the_plan_fills_the_device_with_the_largest_tile(
@@ -209,6 +209,26 @@ def test_the_plan_fills_the_device_with_the_largest_tile(
     if own:
         tiles = min(sms, tiles)
     assert one.memory.counters["blocks"] == tiles * parts + combining
+
+
+@pytest.mark.parametrize(("sms", "keys", "rows"), [(6, 1600, 64), (6, 200, 32), (7, 1600, 32)])
+def test_a_third_of_the_device_is_enough_for_warpgroups_that_share_rows(
+    built: emulation.CpuCheck, sms: int, keys: int, rows: int
+) -> None:
+    """Where a block has keys for all of them: two heads of one tile of 64 rows."""
+    one = _open(built, "r24_key_groups", Options(multiprocessors=sms))
+    shape = Shape(batch=1, heads_q=2, heads_kv=1, seq_q=40, seq_k=keys, head_dim=64)
+    counters = _counters(one, Case("split", Cell(shape=shape, dtype="fp16", causal=True)))
+    assert (counters["wgmma"] > 0) == (rows == 64)
+
+
+@pytest.mark.parametrize("values", ["descending", "cliff", "huge", "sharp"])
+def test_few_tiles_are_multiplied_again_whatever_the_values(built: emulation.CpuCheck, values: str) -> None:
+    """36 tiles of keys: warps that all multiplied each again would do 128 mma a tile."""
+    one = _open(built, "r22_retuned", Options(multiprocessors=1))
+    shape = Shape(batch=1, heads_q=1, heads_kv=1, seq_q=60, seq_k=2300, head_dim=64)
+    mma = _counters(one, Case("wide", Cell(shape=shape, dtype="fp16", causal=False), values))["mma"]
+    assert 0 < mma <= 4 * 128
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
