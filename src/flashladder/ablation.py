@@ -158,7 +158,8 @@ class Session:
     preset: Preset
     seed: int
     peers: list[ArmSpec]
-    variants_everywhere: bool = False
+    named: frozenset[str] = frozenset()
+    """The arms that the user named; the run may measure more of them, so that a cell stays whole."""
     specs: list[ArmSpec] = field(default_factory=list)
     builds: list[BuildRecord] = field(default_factory=list)
     checks: list[CheckRecord] = field(default_factory=list)
@@ -184,7 +185,7 @@ class Session:
 
     def time(self, progress: Progress) -> None:
         ladder = self.ladder
-        if self.variants_everywhere:
+        if any(rung.id in self.named for rung in ladder.variants):
             shapes = tuple({cell.shape.id for cell in self.cells})
             ladder = replace(ladder, variant_shapes={rung.id: shapes for rung in ladder.rungs})
         time_cells(self.run, ladder, self.specs, self.cells, self.preset, self.seed, progress)
@@ -197,22 +198,11 @@ class Session:
         measure_values(self.run, specs, cells, self.preset, self.seed, progress)
 
     def profile(self, *, metric_set: MetricSet, launches: int, limit_s: float, progress: Progress) -> list[NcuRecord]:
-        """Profile the chosen cells; raises as profiling.profile_cells() does.
-
-        Variants come last, and of a whole ladder's only in the cell that they are read at.
-        """
+        """Profile the chosen cells; raises as profiling.profile_cells() does."""
         dismiss()
-        items = [(spec, cell) for cell in self.cells for spec in self.specs if spec.kind != "variant"]
-        items += [
-            (spec, cell)
-            for cell in self.cells
-            for spec in self.specs
-            if spec.kind == "variant"
-            and (self.variants_everywhere or cell == self.ladder.cell_of(self.ladder[spec.name]))
-        ]
         return profile_cells(
             self.run,
-            items,
+            self.profile_items(),
             load_metrics(),
             machine.gpu_arch() or "",
             known_rates(self.run),
@@ -222,6 +212,20 @@ class Session:
             seed=self.seed,
             progress=progress,
         )
+
+    def profile_items(self) -> list[tuple[ArmSpec, Cell]]:
+        """What a profile is of: the arms that the user named, or all.
+
+        Variants come last, and where none is named only in the cell that they are read at.
+        """
+        specs = [spec for spec in self.specs if not self.named or spec.name in self.named]
+        items = [(spec, cell) for cell in self.cells for spec in specs if spec.kind != "variant"]
+        return items + [
+            (spec, cell)
+            for cell in self.cells
+            for spec in specs
+            if spec.kind == "variant" and (self.named or cell == self.ladder.cell_of(self.ladder[spec.name]))
+        ]
 
     def tune(self, rung: str, progress: Progress) -> None:
         """Time every plan of a rung that was built and checked."""
@@ -308,7 +312,8 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
     else:
         run.write_info(new_info(run, selection.preset, here))
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
-    return Session(run, ladder, rungs, cells, preset, selection.seed, peers, bool(selection.rungs))
+    named = frozenset([r.id for r in chosen if selection.rungs] + [p.name for p in peers if selection.peers])
+    return Session(run, ladder, rungs, cells, preset, selection.seed, peers, named)
 
 
 def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:

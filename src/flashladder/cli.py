@@ -317,7 +317,8 @@ def peers(**kwargs: Any) -> None:
 def profile(metric_set: MetricSet, launches: int, limit: float, take_over: str | None, **kwargs: Any) -> None:
     """Profile with Nsight Compute what passed the gate, and say what limits it.
 
-    Without --shape: the preset's few shapes, at the reference's type and mask. `--set times` needs no permission.
+    Without --shape: the preset's few shapes, at the reference's type and mask. With --rung or --peer: the named ones
+    alone. `--set times` needs no permission.
     """
     if take_over is not None:
         if kwargs["out"] is None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import machine, ncu, paths, profiling, stages, tables
+from flashladder import ablation, machine, ncu, paths, profiling, stages, tables
 from flashladder.arms import ArmSpec
 from flashladder.bottleneck import DURATION, GRID
 from flashladder.diagnose import Results, diagnose
 from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
-from flashladder.ladder import Metrics, load_ladder
-from flashladder.model import CheckRecord, KernelProfile, Kind, Metric, MetricSet, NcuRecord
+from flashladder.ladder import Metrics, load_ladder, load_presets
+from flashladder.model import Cell, CheckRecord, KernelProfile, Kind, L2Mode, Metric, MetricSet, NcuRecord
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
@@ -283,3 +283,23 @@ def test_the_stage_is_told_how_fast_each_arm_was(tmp_path: Path) -> None:
     run = made.write_run(tmp_path / "run", [made.timing(made.REFERENCE)])
     assert stages.known_rates(run)["r05_swizzle/64"] > 0
     assert load_ladder().reference.shape.head_dim == 64
+
+
+def test_named_arms_are_profiled_alone_though_the_run_holds_more(tmp_path: Path) -> None:
+    ladder, preset = load_ladder(), load_presets()["quick"]
+    read_at = ladder.cell_of(ladder.variants[0])
+    cells: dict[Cell, L2Mode] = {read_at: "warm", msgspec.structs.replace(read_at, causal=True): "warm"}
+    specs = [
+        ArmSpec(name=ladder.rungs[0].id, kind="rung"),
+        ArmSpec(name="sdpa_flash", kind="peer"),
+        ArmSpec(name=ladder.variants[0].id, kind="variant"),
+    ]
+
+    def items(*named: str) -> list[str]:
+        session = ablation.Session(RunDir(tmp_path), ladder, (), cells, preset, 0, [], frozenset(named), specs=specs)
+        return [spec.name for spec, _ in session.profile_items()]
+
+    rung, peer, variant = (spec.name for spec in specs)
+    assert items() == [rung, peer, rung, peer, variant]
+    assert items(rung) == [rung, rung]
+    assert items(peer, variant) == [peer, peer, variant, variant]
