@@ -11,12 +11,9 @@ from flashladder.loop import CellFacts, Diagnosis
 from flashladder.rundir import RunDir
 
 
-def diagnosis_of(run: RunDir, ladder: Ladder) -> Diagnosis | None:
-    """What the run says of its champion; None when it timed none."""
+def diagnosis_of(run: RunDir, ladder: Ladder, rung: str) -> Diagnosis | None:
+    """What the run says of a rung; None when it timed none such."""
     results = load_results(run, ladder)
-    rung = summary.champion(results)
-    if rung is None:
-        return None
     build = next((b for b in run.builds() if b.rung == rung), None)
     cells, shares = {}, []
     for cell in results.cells:
@@ -29,6 +26,8 @@ def diagnosis_of(run: RunDir, ladder: Ladder) -> Diagnosis | None:
         is_headline = "headline" in summary.sets_of(cell, results.l2(cell)) and cell.dtype == ladder.reference.dtype
         if is_headline and arm.roofline_pct is not None:
             shares.append(math.log(arm.roofline_pct / 100))
+    if not cells:
+        return None
     return Diagnosis(
         rung=rung,
         run=run.info.id,

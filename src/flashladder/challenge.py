@@ -110,6 +110,8 @@ class Request:
     masks: tuple[Mask, ...] = ()
     seed: int | None = None
     budget: int = BUDGET
+    first: str | None = None
+    """The champion where nobody was accepted yet; None: the ladder's last rung."""
 
     @property
     def cells(self) -> dict[Cell, L2Mode]:
@@ -132,9 +134,21 @@ class _EndError(Exception):
         return "not timed" if self.code is Exit.ENVIRONMENT else "reverted"
 
 
-def default_champion(ladder: Ladder, arch: str | None) -> Champion:
-    """The ladder's last rung, of those that a GPU of `arch` runs."""
+def default_champion(ladder: Ladder, arch: str | None, first: str | None = None) -> Champion:
+    """The rung that is named, else the ladder's last one of those that a GPU of `arch` runs.
+
+    Raises FlashladderError when the ladder has no rung of that name or the GPU cannot run it.
+    """
+    if first is not None:
+        return Champion(id=_runnable(ladder, first, arch).id)
     return Champion(id=[r.id for r in ladder.rungs if arch is None or r.runs_on(arch)][-1])
+
+
+def _runnable(ladder: Ladder, name: str, arch: str | None) -> Rung:
+    (rung,) = ladder.select((name,))
+    if arch is not None and not rung.runs_on(arch):
+        raise FlashladderError(f"{rung.id} needs {rung.needed_arch}, this GPU is {arch}; name another rung")
+    return rung
 
 
 def challenge(request: Request, say: Say, progress: Callable[[str], Progress] = lambda _: silent) -> ChallengeVerdict:
@@ -145,7 +159,7 @@ def challenge(request: Request, say: Say, progress: Callable[[str], Progress] = 
     """
     arch = machine.gpu_arch()
     _refuse_what_cannot_be_tried(request, arch)
-    with ledger.held(request.out, default_champion(load_ladder(), arch)) as book:
+    with ledger.held(request.out, default_champion(load_ladder(), arch, request.first)) as book:
         recover(book, say)
         return _Challenge.propose(request, book, arch, say, progress).run()
 
@@ -155,9 +169,7 @@ def _refuse_what_cannot_be_tried(request: Request, arch: str | None) -> None:
     candidate.name_of(request.file)
     _ = request.cells
     if request.against is not None:
-        (rung,) = load_ladder().select((request.against,))
-        if arch is not None and not rung.runs_on(arch):
-            raise FlashladderError(f"{rung.id} needs {rung.needed_arch}, this GPU is {arch}; name another rung")
+        _runnable(load_ladder(), request.against, arch)
     if request.file.suffix == ".cu":
         find_nvcc()
     faults = [f for f in doctor.examine() if f.level == "fault"] if arch is not None else []

@@ -26,6 +26,7 @@ def register(main: click.Group, bar: Bar) -> None:
     @main.command(name="challenge")
     @click.argument("kernel", type=click.Path(path_type=Path), required=False)
     @click.option("--against", metavar="RUNG", help="Measure against this rung; the champion stays.")
+    @click.option("--first", metavar="RUNG", help="Champion where nobody was accepted yet; default: the last rung.")
     @click.option("--shape", "shapes", multiple=True, metavar="SET|ID", help="Only this set or shape; repeatable.")
     @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Only this element type.")
     @click.option("--mask", "masks", multiple=True, type=click.Choice(MASKS), help="Only this mask.")
@@ -43,6 +44,7 @@ def register(main: click.Group, bar: Bar) -> None:
     def command(
         kernel: Path | None,
         against: str | None,
+        first: str | None,
         shapes: tuple[str, ...],
         dtypes: tuple[DtypeName, ...],
         masks: tuple[Mask, ...],
@@ -59,11 +61,11 @@ def register(main: click.Group, bar: Bar) -> None:
         """
         folder = out or challenging.default_out()
         if template is not None:
-            click.echo(_write_template(template, folder))
+            click.echo(_write_template(template, folder, first))
             return
         if kernel is None:
             raise FlashladderError("no kernel is named; expected a .cu or .py file, or --template FILE")
-        request = challenging.Request(kernel, folder, against, shapes, dtypes, masks, seed, budget)
+        request = challenging.Request(kernel, folder, against, shapes, dtypes, masks, seed, budget, first)
         with ExitStack() as stack, challenging.raised_as_environment():
             verdict = challenging.challenge(
                 request,
@@ -75,8 +77,8 @@ def register(main: click.Group, bar: Bar) -> None:
             sys.exit(verdict.exit_code)
 
 
-def _write_template(file: Path, folder: Path) -> str:
-    default = challenging.default_champion(load_ladder(), machine.gpu_arch())
+def _write_template(file: Path, folder: Path, first: str | None) -> str:
+    default = challenging.default_champion(load_ladder(), machine.gpu_arch(), first)
     champion = ledger.read(folder, default).champion
     if champion.file is not None:
         source = folder / champion.file

@@ -13,6 +13,7 @@ import msgspec
 from flashladder import (
     ablation,
     brief,
+    challenge,
     doctor,
     durable,
     guard,
@@ -85,6 +86,7 @@ def _gpu(slug: str | None) -> Gpu:
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to fill or resume."
 )
+@click.option("--first", "first_rung", metavar="RUNG", help="Champion to begin with; default: the last rung.")
 @click.option("--iterations", type=click.IntRange(min=1), default=100, show_default=True, help="Attempts.")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Wall time.")
 @click.option("--gpu-minutes", type=click.FloatRange(min=0), help="Time of challenges on the GPU.")
@@ -101,6 +103,7 @@ def _gpu(slug: str | None) -> Gpu:
 def loop_command(
     proposer: tuple[str, ...],
     out: Path,
+    first_rung: str | None,
     iterations: int,
     minutes: float | None,
     gpu_minutes: float | None,
@@ -123,7 +126,8 @@ def loop_command(
     """
     if money is not None and not rate:
         raise FlashladderError("--money needs --rate: what the machine costs an hour")
-    diagnosis = _diagnosis()
+    first = challenge.default_champion(load_ladder(), machine.gpu_arch(), first_rung).id
+    diagnosis = _diagnosis(first)
     begun = loop.Loop(
         folder=loop.Folder(out),
         proposer=_proposer(proposer),
@@ -137,11 +141,11 @@ def loop_command(
             build_failures=build_failures,
             roof=roof,
         ),
-        first=_first_champion(diagnosis),
+        first=loop.Champion(id=first, file=str(paths.ROOT / load_ladder()[first].source)),
         diagnosis=diagnosis,
         seed=seed,
         on_gpu=machine.gpu_name() is not None,
-        referee_options=tuple(word for shape in shapes for word in ("--shape", shape)),
+        referee_options=("--first", first, *(word for shape in shapes for word in ("--shape", shape))),
         referee=loop.REFEREE if referee is None else (referee,),
         proposer_limit_s=proposer_limit,
         referee_limit_s=limit,
@@ -174,22 +178,15 @@ def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
     return (str(Path(found).resolve()), *named[1:])
 
 
-def _diagnosis() -> loop.Diagnosis | None:
-    """Of the last run on a GPU like the one here, else of the pinned run: then the roof is another's, and unknown."""
+def _diagnosis(rung: str) -> loop.Diagnosis | None:
+    """Of a rung, in the last run on a GPU like this one, else in the pinned run: then the roof is another's."""
     here, name = rundir.recorded(), machine.gpu_name()
     alike = [run for run in here if run.info.machine.gpu == name and run.diagnosis()]
     run = max(alike, key=lambda run: run.info.date, default=None) or ablation.pinned_run()
-    found = None if run is None else brief.diagnosis_of(run, load_ladder())
+    found = None if run is None else brief.diagnosis_of(run, load_ladder(), rung)
     if found is not None and name not in (None, found.gpu):
         return msgspec.structs.replace(found, roof_share=None)
     return found
-
-
-def _first_champion(found: loop.Diagnosis | None) -> loop.Champion:
-    ladder = load_ladder()
-    runs = [r for r in ladder.rungs if (arch := machine.gpu_arch()) is None or r.runs_on(arch)]
-    rung = ladder[found.rung] if found is not None and ladder[found.rung] in runs else runs[-1]
-    return loop.Champion(id=rung.id, file=str(paths.ROOT / rung.source))
 
 
 @click.command(name="guard")

@@ -60,8 +60,8 @@ SLOW_S = 1e-3
 PLATEAU = 0.02
 """The clock has settled when three readings lie within this fraction."""
 MAX_WARMUP_FACTOR = 4
-ESTIMATE_SPIN_CYCLES = 3_000_000
-"""About 1.5 ms: longer than the host takes to enqueue three calls of the slowest dispatcher."""
+ESTIMATE_SPIN_CYCLES = (3_000_000, 3_000_000, 30_000_000)
+"""About 1.5 ms: longer than the host takes to enqueue three calls of a slow dispatcher, but for a first time."""
 MAX_RENEWED = 8
 """Input sets that get new values before a strict sample: where there are more, others each time."""
 CLOCK_S, CLOCK_ROUNDS = 0.03, 2
@@ -393,14 +393,21 @@ class Timer:
         return min(preset.blocks, max(preset.min_blocks, int(preset.arm_budget_s / (2 * sample_s))))
 
     def _estimate(self, call: Callable[[], object]) -> float:
-        """Device seconds a call, by events around three that were enqueued while the GPU spun."""
+        """Device seconds a call, by events around three that were enqueued while the GPU spun.
+
+        Where the spin ended first, the host's time is among them: the GPU spins again, for longer.
+        """
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.torch.cuda._sleep(ESTIMATE_SPIN_CYCLES)
-        start.record()
-        for _ in range(3):
-            call()
-        end.record()
-        end.synchronize()
+        for cycles in ESTIMATE_SPIN_CYCLES:
+            self.torch.cuda._sleep(cycles)
+            start.record()
+            for _ in range(3):
+                call()
+            is_late = bool(start.query())
+            end.record()
+            end.synchronize()
+            if not is_late:
+                break
         return max(float(start.elapsed_time(end)) * 1e-3 / 3, 1e-6)
 
     def _capture(

@@ -217,6 +217,14 @@ def test_against_a_rung_the_champion_stays(gpu: Install, file: Path) -> None:
     assert _pointer(file) == DEFAULT
 
 
+def test_the_first_champion_is_the_rung_that_is_named_until_somebody_is_accepted(gpu: Install, file: Path) -> None:
+    gpu(Gpu())
+    assert _challenge(file, first="r13_tuned").champion == "r13_tuned"
+    assert _pointer(file) not in (DEFAULT, "r13_tuned")
+    file.write_text(file.read_text() + "\n// another\n")
+    assert _challenge(file, first="r12_kv_split").champion.startswith("0001-")
+
+
 def test_a_refusal_of_what_every_kernel_takes_is_wrong(gpu: Install, file: Path) -> None:
     class Refusing(Gpu):
         def _check(self, item: worker.CheckItem) -> CheckRecord:
@@ -486,7 +494,7 @@ def test_what_is_no_candidate_is_told_in_a_line_and_leaves_nothing(
 
 
 def test_a_wrong_shape_or_rung_is_told_before_anything_is_written(file: Path) -> None:
-    for arguments in (("--shape", "b1"), ("--against", "r99")):
+    for arguments in (("--shape", "b1"), ("--against", "r99"), ("--first", "r99")):
         result = _invoke(file, "--out", file.parent / "out", *arguments)
         assert result.exit_code == Exit.USAGE
         assert not list(file.parent.glob("out/runs/*"))

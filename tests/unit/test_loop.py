@@ -321,7 +321,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_the_ledger_whole(tmp_path: Pat
 
 
 def test_the_diagnosis_is_the_pinned_runs_champion_with_its_share_of_the_roof() -> None:
-    found = brief.diagnosis_of(rundir.find(), load_ladder())
+    found = brief.diagnosis_of(rundir.find(), load_ladder(), "r24_key_groups")
     assert found is not None
     assert found.rung == "r24_key_groups"
     assert found.config["tile_m"] == 256
@@ -331,7 +331,7 @@ def test_the_diagnosis_is_the_pinned_runs_champion_with_its_share_of_the_roof() 
 
 @pytest.mark.xfail(strict=True, reason="r24 looks back at old maxima, and that machine code has no profile yet")
 def test_the_diagnosis_has_findings_of_the_pinned_runs_champion() -> None:
-    found = brief.diagnosis_of(rundir.find(), load_ladder())
+    found = brief.diagnosis_of(rundir.find(), load_ladder(), "r24_key_groups")
     assert found is not None
     assert any(cell.findings for cell in found.cells.values())
 
@@ -368,6 +368,19 @@ def test_the_command_runs_a_proposer_and_says_how_it_ended(tmp_path: Path) -> No
     given = json.loads((tmp_path / "out/runs/0001/brief.json").read_text())
     assert given["diagnosis"]["rung"] == given["champion"]["id"] == "r24_key_groups"
     assert os.path.exists(given["champion"]["file"])  # noqa: PTH110
+
+
+def test_it_begins_with_the_rung_that_is_named_and_tells_the_referee(tmp_path: Path) -> None:
+    referee = REFEREE + "\nopen(os.path.join(os.path.dirname(sys.argv[1]), 'told'), 'w').write(' '.join(sys.argv))\n"
+    started = _loop(tmp_path, referee="import os, sys\n" + referee)
+    options = ("--out", str(tmp_path / "out"), "--referee", started.referee[0], "--first", "r21", "--patience", "1")
+    _invoke(*options, started.proposer[0], "reverted 0.9 SCREEN")
+    given = json.loads((tmp_path / "out/runs/0001/brief.json").read_text())
+    assert given["diagnosis"]["rung"] == given["champion"]["id"] == "r21_stale_max"
+    assert "--first r21_stale_max" in (tmp_path / "out/runs/0001/told").read_text()
+    result = CliRunner().invoke(main, ["loop", *options[:4], "--first", "r99", started.proposer[0]])
+    assert result.exit_code == Exit.USAGE
+    assert "r99" in result.output
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_as_a_program_it_reads_a_brief_writes_the_candidate_and_says_when_it_is_
         seed=0,
         candidate=str(file),
         champion=Champion(id="r24_key_groups", file="x.cu"),
-        diagnosis=brief.diagnosis_of(rundir.find(), load_ladder()),
+        diagnosis=brief.diagnosis_of(rundir.find(), load_ladder(), "r24_key_groups"),
         ledger=(),
         progress=loop.progress_of([], Budget()),
         budget=Budget(),
