@@ -180,7 +180,7 @@ NAME = "candidate"
 
 
 def source(tiles: Mapping[str, Point]) -> str:
-    """The last Hopper rung with these tiles."""
+    """The last Hopper rung with these tiles. Its kernels of fewer rows, which small grids take, stay as they are."""
     fields: dict[str, int] = {}
     for head_dim, point in tiles.items():
         fields |= blocking_of(int(head_dim), point).fields
@@ -188,9 +188,13 @@ def source(tiles: Mapping[str, Point]) -> str:
     return (
         "#define FLASHLADDER_IN_PARTS\n"
         '#include "dispatch.cuh"\n#include "hopper_tuned.h"\n\nusing namespace flashladder;\n\n'
-        "constexpr Config kConfig = [] {\n  Config config = kHopper;\n  config.splits = 0;\n"
-        f"  config.pack_heads = true;\n  config.key_groups = 0;\n{changes}  return config;\n}}();\n\n"
-        f"FLASHLADDER_DISPATCH_RUNG({NAME}, kConfig, SharedRows)\n"
+        "constexpr Config kLast = [] {\n  Config config = kHopper;\n  config.splits = 0;\n"
+        "  config.pack_heads = true;\n  config.key_groups = 0;\n  return config;\n}();\n"
+        f"constexpr Config kConfig = [] {{\n  Config config = kLast;\n{changes}  return config;\n}}();\n\n"
+        "namespace flashladder {\ntemplate <int D>\nstruct LastSizes : SharedRows<D> {\n"
+        "  static constexpr Config m128(Config) { return SharedRows<D>::m128(kLast); }\n"
+        "  static constexpr Config m64(Config) { return SharedRows<D>::m64(kLast); }\n};\n"
+        f"}}  // namespace flashladder\n\nFLASHLADDER_DISPATCH_RUNG({NAME}, kConfig, LastSizes)\n"
     )
 
 

@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 import pytest
 
-from flashladder import brief, limits, loop, paths, propose, rundir
+from flashladder import brief, build, limits, loop, paths, propose, rundir, toolchain
 from flashladder.ladder import gpu_called, load_ladder, load_tuning
 from flashladder.limits import Design, Fit
 from flashladder.loop import Attempt, Brief, Budget, Champion
@@ -169,3 +169,24 @@ def test_as_a_program_it_reads_a_brief_writes_the_candidate_and_says_when_it_is_
     assert file.read_text() == propose.source({d: tuple(point) for d, point in note["tiles"].items()})
     assert note["tiles"]["128"] == list(_hand_tuned()[128])
     assert note["tiles"]["64"] != list(_hand_tuned()[64])
+
+
+def test_every_point_of_the_search_passes_the_kernels_own_assertions(tmp_path: Path) -> None:
+    """Of a candidate's three kernels of each head dimension; their bodies are not compiled."""
+    text = '#include "dispatch.cuh"\n#include "hopper_tuned.h"\nusing namespace flashladder;\n'
+    points = {d: propose.feasible(TUNING, d, H200) for d in HEAD_DIMS}
+    for i in range(max(map(len, points.values()))):
+        body = propose.source({str(d): points[d][i % len(points[d])] for d in HEAD_DIMS})
+        body = body[body.index("constexpr") : body.index("FLASHLADDER_DISPATCH_RUNG")]
+        for d in HEAD_DIMS:
+            for config in ("kConfig", f"LastSizes<{d}>::m128(kConfig)", f"LastSizes<{d}>::m64(kConfig)"):
+                body += f"static_assert(HopperForward<{config}, __half, {d}>::kStages >= 2);\n"
+        text += re.sub(r"\b(kLast|kConfig|LastSizes)\b", rf"\g<1>{i}", body)
+    assert text.count("static_assert") >= 6 * len(points[64])
+    file = tmp_path / "asserted.cu"
+    file.write_text(text)
+    command = [str(toolchain.find_nvcc().path), *build.NVCC_FLAGS, "-arch=sm_90a", f"-I{paths.ROOT / 'kernel/include'}"]
+    done = subprocess.run(
+        [*command, "-ptx", str(file), "-o", str(tmp_path / "x.ptx")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
