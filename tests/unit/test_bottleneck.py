@@ -173,7 +173,6 @@ def test_a_recorded_rung_is_first_found_to_have_the_fault_that_the_next_one_mend
     assert first.metric.startswith(metric)
 
 
-@pytest.mark.xfail(strict=True, reason="r22 to r24 look back at old maxima, and that machine code has no profile yet")
 def test_every_rung_has_recorded_counters_at_the_reference() -> None:
     ladder = load_ladder()
     recorded = {p.arm for p in profiled().profiles() if p.cell == ladder.reference and p.kernels}
