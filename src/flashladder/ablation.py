@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from flashladder import (
     rundir,
     summary,
     tables,
+    tune,
 )
 from flashladder import build as building
 from flashladder.arms import ArmSpec, peer_specs
@@ -35,6 +36,7 @@ from flashladder.blocking import candidate_rung, spills
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import (
     Ladder,
+    gated_name,
     gpu_named,
     load_ladder,
     load_metrics,
@@ -53,6 +55,7 @@ from flashladder.model import (
     Mask,
     MetricSet,
     NcuRecord,
+    PlanChoice,
     Preset,
     Rung,
     RunInfo,
@@ -62,7 +65,7 @@ from flashladder.ninja import Progress
 from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
 from flashladder.stages import CHECKERS, build_rungs, check_arms, known_rates, measure_roofs, measure_values, time_cells
-from flashladder.tune import Plan, Regret, plan_specs, plans_of, regrets
+from flashladder.tune import arm_of, plan_specs, plans_of
 from flashladder.worker import dismiss, prepare
 
 
@@ -228,10 +231,11 @@ class Session:
         ]
 
     def tune(self, rung: str, progress: Progress) -> None:
-        """Time every plan of a rung that was built and checked."""
+        """Time every plan of a rung that was built and checked, and record which its own plan chooses."""
         base = next(spec for spec in self.specs if spec.name == rung)
         specs = plan_specs(base, plans_of(self.ladder[rung]))
         time_cells(self.run, self.ladder, specs, self.cells, self.preset, self.seed, progress)
+        self.run.replace("plan", plan_choices(base, self.cells, self.run.info.machine.sm_count or 1))
 
     def tune_blockings(self, tuning: Tuning, progress: Progress) -> None:
         """Build, check and time the candidates, each at its own head dimension; those that fail stay in the records."""
@@ -247,18 +251,6 @@ class Session:
             part.time(progress)
             self.builds += part.builds
             self.checks += part.checks
-
-    def regrets(self, rung: str) -> list[Regret]:
-        """What the rung's own choices cost; raises FlashladderError when it has none."""
-        base = next(spec for spec in self.specs if spec.name == rung)
-        library, sms = native.load(Path(base.library or "")), self.run.info.machine.sm_count or 1
-
-        def choose(cell: Cell) -> Plan:
-            if (plan := library.plan(cell, sms)) is None:
-                raise FlashladderError(f"{rung} has one kernel and splits no keys; expected a rung that plans")
-            return plan
-
-        return regrets(self.run.timings(), choose)
 
     def diagnose(self) -> None:
         write_diagnosis(self.run)
@@ -403,6 +395,26 @@ def pinned_run() -> RunDir | None:
     return None if rundir.pinned_id() is None else rundir.find()
 
 
+def plan_choices(rung: ArmSpec, cells: Iterable[Cell], multiprocessors: int) -> list[PlanChoice]:
+    """What a built rung chooses in each cell on a GPU of so many SMs; raises FlashladderError when it has no choice."""
+    library = native.load(Path(rung.library or ""))
+    choices = []
+    for cell in cells:
+        if (plan := library.plan(cell, multiprocessors)) is None:
+            raise FlashladderError(f"{rung.name} has one kernel and splits no keys; expected a rung that plans")
+        choices.append(PlanChoice(cell=cell, arm=arm_of(rung.name, plan)))
+    return choices
+
+
+def tunings(run: RunDir) -> dict[str, tables.Table]:
+    """Rung -> what its plan chose beside the best, of the tunings recorded on a run's GPU."""
+    found = {}
+    for other in rundir.recorded():
+        if other.info.machine.gpu == run.info.machine.gpu and (choices := other.choices()):
+            found[gated_name(choices[0].arm)] = tune.table(tune.regrets(other.timings(), choices))
+    return found
+
+
 def recorded_statement() -> str:
     """What a machine without a GPU must say first and last: nothing was timed, and where the numbers come from."""
     run = pinned_run()
@@ -428,8 +440,15 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
     if pinned:
         root, readme = paths.ROOT, (paths.ROOT / report.README).read_text()
         appendix = artifact.sections(_artifact_facts(run, ladder, judged))
-        others = card.others(run, ladder)
-        files = report.generate(run, ladder, readme=readme, judged=judged, others=others, appendix=appendix)
+        files = report.generate(
+            run,
+            ladder,
+            readme=readme,
+            judged=judged,
+            others=card.others(run, ladder),
+            tunings=tunings(run),
+            appendix=appendix,
+        )
     else:
         root = out or run.path
         files = report.generate(run, ladder, judged=judged)

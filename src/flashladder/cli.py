@@ -368,7 +368,7 @@ def tune_command(rung: str, out: Path | None, seed: int) -> None:
     session.raise_on_failures()
     with _bar("tune", "cell") as progress:
         session.tune(rung, progress)
-    click.echo(tables.terminal(tune.table(session.regrets(rung))))
+    click.echo(tables.terminal(tune.table(tune.regrets(session.run.timings(), session.run.choices()))))
     click.echo(f"records: {session.run.path}")
 
 

@@ -542,6 +542,14 @@ class ValueTiming(Record, frozen=True, kw_only=True):
     """Why there are no samples."""
 
 
+class PlanChoice(Record, frozen=True, kw_only=True):
+    """One line of plan.jsonl: what a rung's own plan chose in a cell of a tuning."""
+
+    cell: Cell
+    arm: str
+    """RUNG@TILE/SPLITS, as the arms of the tuning are called."""
+
+
 class Metric(Record, frozen=True, kw_only=True, array_like=True):
     """A counter's value in base units (s, byte, hz, %, inst, ...); recorded as [value, unit]."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from flashladder import artifact, bottleneck, claims, explain, facts, figures, page, prose, stats, tables
 from flashladder.agreement import TOLERANCE
@@ -49,11 +50,13 @@ def generate(
     readme: str | None = None,
     judged: Sequence[Judged] = (),
     others: tables.Table | None = None,
+    tunings: Mapping[str, tables.Table] = MappingProxyType({}),
     appendix: Sequence[Section] = (),
     draw: bool = True,
 ) -> dict[str, bytes]:
-    """Path -> content of every generated file; what was made of the claims, of other machines' runs and of the
-    artifact appendix goes in where it is given. Without `draw` the figures, two thirds of the time, are left out.
+    """Path -> content of every generated file; what was made of the claims, of other machines' runs, of tunings (by
+    rung) and of the artifact appendix goes in where it is given. Without `draw` the figures, two thirds of the time,
+    are left out.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat, and the page is left out where the library that draws it is not installed. Raises
@@ -63,7 +66,7 @@ def generate(
     folder, known = document.figures, facts.facts(document)
     words = prose.load(document.results, known) if document.records is not None else prose.NONE
     texts = {
-        "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document, words, judged, others),
+        "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document, words, judged, others, tunings),
         f"{folder}peers.tex": _tex(tables.against_peers(document.results)),
         f"{folder}history.tex": _tex(tables.history(document.results, load_history()[1]), HISTORY_COLUMNS),
         f"{folder}macros.tex": _macros(known),
@@ -139,7 +142,13 @@ def _block(document: Document) -> str:
 # --- report ---------------------------------------------------------------------------------------------------------
 
 
-def _report(document: Document, words: Prose, judged: Sequence[Judged] = (), others: tables.Table | None = None) -> str:
+def _report(
+    document: Document,
+    words: Prose,
+    judged: Sequence[Judged],
+    others: tables.Table | None,
+    tunings: Mapping[str, tables.Table],
+) -> str:
     """The whole report. Without prose what remains is generated: the same parts in the same order."""
     results, chapters = document.results, words.chapters
     headline = tables.headline(results)
@@ -186,6 +195,7 @@ def _report(document: Document, words: Prose, judged: Sequence[Judged] = (), oth
         _image(document, "scaling"),
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
         *_values(document.results),
+        *_tunings(tunings),
         *_history(document),
         *_chapter("What failed", chapters.get("failed")),
         *_chapter("Limits", chapters.get("limits")),
@@ -389,6 +399,21 @@ def _values(results: Results) -> list[str]:
     ]
     for name in dict.fromkeys(arm for _, arm, _ in results.values):
         parts += [f"### {markdown_escape(name)}", markdown(tables.values(results, name))]
+    return parts
+
+
+def _tunings(found: Mapping[str, tables.Table]) -> list[str]:
+    """What the kernels that choose among kernels choose, and what the choice costs."""
+    if not found:
+        return []
+    parts = [
+        "## Which kernel takes which shape",
+        "Every kernel and number of parts of the keys that a rung may choose, timed in turns (`flashladder tune`), and "
+        "what it chooses (kernel/include/plan.h, dispatch.cuh). Median microseconds; margin: the time of the best that "
+        "was not chosen over that of the choice, below 1 where another is faster.",
+    ]
+    for rung, choices in found.items():
+        parts += [f"### Choices of {markdown_escape(rung)}", markdown(choices)]
     return parts
 
 

@@ -25,6 +25,7 @@ from flashladder.model import (
     CheckRecord,
     Diagnosis,
     NcuRecord,
+    PlanChoice,
     Roof,
     RunInfo,
     Sums,
@@ -40,6 +41,7 @@ STAGES: dict[str, object] = {
     "roof": Roof,
     "timing": CellTiming,
     "values": ValueTiming,
+    "plan": PlanChoice,
     "ncu": NcuRecord,
     "diagnosis": Diagnosis,
 }
@@ -90,6 +92,9 @@ class RunDir:
 
     def values(self) -> list[ValueTiming]:
         return list({(r.arm, r.cell, r.values): r for r in self._read("values", ValueTiming)}.values())
+
+    def choices(self) -> list[PlanChoice]:
+        return self._read("plan", PlanChoice)
 
     def profiles(self) -> list[NcuRecord]:
         """Of a binary in a cell the record that holds most, and of equal ones the last."""

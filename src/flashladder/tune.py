@@ -1,11 +1,11 @@
 """What the plan (kernel/include/plan.h) is fed by: every tile and number of splits, timed at the shapes of a set.
 
-The records are a run like any other, of arms named RUNG@TILE/SPLITS; the plan's regret follows from them alone.
+The records are a run like any other, of arms named RUNG@TILE/SPLITS, and what the plan chose; its regret follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log
 from statistics import median
 
@@ -13,7 +13,7 @@ import msgspec
 
 from flashladder.arms import ArmSpec
 from flashladder.ladder import CHOICE
-from flashladder.model import HOPPER, Cell, CellTiming, Record, Rung
+from flashladder.model import HOPPER, Cell, CellTiming, PlanChoice, Record, Rung
 from flashladder.tables import NOT_MEASURED, Table, number, shape
 
 TILES = ("large", "medium", "small", "m128", "m64")
@@ -56,24 +56,27 @@ def plans_of(rung: Rung) -> tuple[Plan, ...]:
 
 def plan_specs(base: ArmSpec, plans: Sequence[Plan]) -> list[ArmSpec]:
     """An arm for every plan of a library."""
-    return [
-        msgspec.structs.replace(base, name=f"{base.name}{CHOICE}{TILES[tile]}/{splits}", plan=(tile, splits))
-        for tile, splits in plans
-    ]
+    return [msgspec.structs.replace(base, name=arm_of(base.name, plan), plan=plan) for plan in plans]
 
 
-def regrets(timings: Sequence[CellTiming], choose: Callable[[Cell], Plan]) -> list[Regret]:
-    """The regret of `choose` in every cell; cells without a time are left out."""
+def arm_of(rung: str, plan: Plan) -> str:
+    """What the arm of a plan is called."""
+    return f"{rung}{CHOICE}{TILES[plan[0]]}/{plan[1]}"
+
+
+def regrets(timings: Sequence[CellTiming], choices: Sequence[PlanChoice]) -> list[Regret]:
+    """The regret of the choices in every cell; cells without a choice or a time are left out."""
+    chosen_in = {choice.cell: plan_of(choice.arm) for choice in choices}
     found = []
     for timing in timings:
         times = {
-            _plan_of(arm.arm): median(ns for pair in arm.ns for ns in pair) / 1e3
+            plan_of(arm.arm): median(ns for pair in arm.ns for ns in pair) / 1e3
             for arm in timing.arms
             if CHOICE in arm.arm and arm.ns
         }
-        if times:
+        chosen = chosen_in.get(timing.cell)
+        if times and chosen is not None:
             best = min(times, key=times.__getitem__)
-            chosen = choose(timing.cell)
             nearest = min(times, key=lambda plan: _distance(plan, chosen))
             found.append(
                 Regret(
@@ -88,7 +91,8 @@ def regrets(timings: Sequence[CellTiming], choose: Callable[[Cell], Plan]) -> li
     return found
 
 
-def _plan_of(arm: str) -> Plan:
+def plan_of(arm: str) -> Plan:
+    """The plan of an arm; raises ValueError when its name says none."""
     tile, splits = arm.split(CHOICE)[1].split("/")
     return TILES.index(tile), int(splits)
 

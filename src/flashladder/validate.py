@@ -35,6 +35,7 @@ from flashladder.model import (
     Diagnosis,
     Gpu,
     NcuRecord,
+    PlanChoice,
     Roof,
     RoofRate,
     RunInfo,
@@ -45,6 +46,7 @@ from flashladder.model import (
 from flashladder.peers import PEERS
 from flashladder.rundir import INFO, STAGES, SUMS, RunDir, sha256_of
 from flashladder.timing import HOST_CALLS, HOST_CALLS_SLOW, MAX_LAUNCHES, VALUE_LAUNCHES, VALUE_QUADS
+from flashladder.tune import plan_of
 
 T = TypeVar("T")
 
@@ -133,6 +135,10 @@ class Validation:
         return self.read("values", ValueTiming)
 
     @cached_property
+    def choices(self) -> list[Line[PlanChoice]]:
+        return self.read("plan", PlanChoice)
+
+    @cached_property
     def profiles(self) -> list[Line[NcuRecord]]:
         return self.read("ncu", NcuRecord)
 
@@ -189,6 +195,7 @@ class Validation:
             "cells": len(self.timings),
             "samples": samples,
             "times by input values": len(self.values),
+            "choices": len(self.choices),
             "profiles": len(self.profiles),
             "derived records": len(self.diagnosis),
         }
@@ -211,6 +218,7 @@ def validate(run: RunDir, ladder: Ladder, *, derived: bool = False, sealed: bool
     _roofs(v)
     _timings(v)
     _values(v)
+    _choices(v)
     _profiles(v)
     _derived(v)
     if derived and not v.faults:
@@ -459,6 +467,23 @@ def _value_faults(v: Validation, r: ValueTiming) -> Iterable[str]:
         yield f"{r.launches_per_sample} launches a sample"
     if what := v.floor_fault(r.cell, (*r.ns, *r.normal_ns), warm=True):
         yield what
+
+
+# --- choices --------------------------------------------------------------------------------------------------------
+
+
+def _choices(v: Validation) -> None:
+    once, timed = _Once(v, "plan"), {line.record.cell for line in v.timings}
+    for number, r in ((line.number, line.record) for line in v.choices):
+        once.see(number, r.cell)
+        if what := v.arm_fault(r.arm, None):
+            v.fault("plan", number, what)
+        if r.cell not in timed:
+            v.fault("plan", number, f"{r.arm}: nothing was timed in {r.cell.id}")
+        try:
+            plan_of(r.arm)
+        except (ValueError, IndexError):
+            v.fault("plan", number, f"{r.arm} names no tile and number of splits")
 
 
 # --- diagnosis ------------------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from flashladder import ablation, blocking, build, machine, native, paths, toolchain, tune, verify
+from flashladder import ablation, blocking, build, machine, paths, toolchain, tune, verify
+from flashladder.arms import ArmSpec
 from flashladder.errors import BuildError, DriftError, FlashladderError
-from flashladder.ladder import load_ladder, load_tuning
-from flashladder.model import Blocking, BuildRecord, Cell, KernelResources, Rung
+from flashladder.ladder import gated_name, load_ladder, load_tuning
+from flashladder.model import Blocking, BuildRecord, KernelResources, Rung
 from flashladder.rundir import RunDir
 
 RUNGS = load_ladder().rungs
@@ -80,21 +81,24 @@ def test_one_change_a_rung_and_its_evidence_in_the_machine_code(built: list[Buil
     assert all(len(r.changes) == 1 or r.change.startswith("retune: ") for r in RUNGS if r.parent)
 
 
-RECORDED_TUNES = sorted(path.parent for path in paths.RESULTS.glob("*/tune/run.json"))
+RECORDED_TUNES = sorted(path.parent for path in paths.RESULTS.glob("*/*/plan.jsonl"))
 
 
-@pytest.mark.parametrize("path", RECORDED_TUNES, ids=lambda path: path.parent.name)
-def test_the_plan_is_near_the_best_of_what_was_recorded(built: list[BuildRecord], path: Path) -> None:
+def test_the_plans_of_both_ladders_were_tuned() -> None:
+    rungs = {gated_name(RunDir(path).choices()[0].arm) for path in RECORDED_TUNES}
+    assert rungs == {"r13_tuned", load_ladder().rungs[-1].id}
+
+
+@pytest.mark.parametrize("path", RECORDED_TUNES, ids=lambda path: path.name)
+def test_the_plan_is_as_recorded_and_near_the_best_of_what_was_timed(built: list[BuildRecord], path: Path) -> None:
     run = RunDir(path)
-    rung = load_ladder()["r13_tuned"]
-    library = native.load(build.target(rung.id, paths.ROOT / rung.source, build.ALL_ARCHS).library)
-
-    def choose(cell: Cell) -> tune.Plan:
-        chosen = library.plan(cell, run.info.machine.sm_count or 0)
-        assert chosen is not None
-        return chosen
-
-    ratios = [found.ratio for found in tune.regrets(run.timings(), choose)]
+    choices = run.choices()
+    rung = load_ladder()[gated_name(choices[0].arm)]
+    archs = [arch for arch in build.ALL_ARCHS if rung.runs_on(arch)]
+    library = build.target(rung.id, paths.ROOT / rung.source, archs).library
+    spec = ArmSpec(name=rung.id, kind="rung", library=str(library))
+    assert ablation.plan_choices(spec, [c.cell for c in choices], run.info.machine.sm_count or 0) == choices
+    ratios = [found.ratio for found in tune.regrets(run.timings(), choices)]
     assert len(ratios) >= 20
     assert max(ratios) <= 1.2
     assert fmean(ratios) <= 1.02

@@ -17,8 +17,8 @@ from flashladder import rundir
 from flashladder.cli import main
 from flashladder.diagnose import diagnose
 from flashladder.errors import Exit
-from flashladder.ladder import load_ladder, value_cells
-from flashladder.model import Agreement, CellTiming, KernelProfile, Metric, NcuRecord, Roof
+from flashladder.ladder import CHOICE, load_ladder, value_cells
+from flashladder.model import Agreement, CellTiming, KernelProfile, Metric, NcuRecord, PlanChoice, Roof
 from flashladder.rundir import RunDir
 from flashladder.validate import Validation, validate
 from tests.unit import synthetic as made
@@ -72,6 +72,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run.append("agreement", agreement)
     for kind in ("huge", "cliff"):
         run.append("values", made.value_timing("r05_swizzle", value_cells()[0], kind, 1.1))
+    for cell in made.FEW_CELLS[:2]:
+        run.append("plan", PlanChoice(cell=cell, arm=f"r02_grid{CHOICE}small/4"))
     run.replace("diagnosis", diagnose(run, made.LADDER))
     run.seal()
     return run
@@ -214,6 +216,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Json], object], str]] = {
     "values in an unknown cell": ("values", lambda r: r["cell"].update(dtype="bf16"), "unknown cell"),
     "values on another card": ("values", lambda r: r.update(gpu_digest="ffffffffffff"), "run.json does not name"),
     "samples with a reason against": ("values", lambda r: r.update(reason="failed"), "has samples, and a reason"),
+    "the choice of a rung that was not built": ("plan", lambda r: r.update(arm="r99@small/4"), "neither a peer nor"),
+    "a choice without a plan": ("plan", lambda r: r.update(arm="r02_grid"), "names no tile and number of splits"),
+    "a choice in a cell without a time": ("plan", lambda r: r["cell"]["shape"].update(batch=77), "nothing was timed"),
     "too many equal elements": ("agreement", lambda r: r.update(equal=9), "9 of 8 elements are equal"),
     "a median": (
         "diagnosis",
