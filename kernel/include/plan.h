@@ -12,7 +12,7 @@ namespace flashladder {
 constexpr int kLargeRows = 128, kMediumRows = 32, kSmallRows = 16;
 constexpr int kMinSplitKeys = 1024;  // joining the parts costs what fewer keys take
 constexpr int kKeysPerSplit = 128, kMostSplits = 16;
-constexpr int kBlocksPerSm = 2;  // that split keys should give
+constexpr int kBlocksPerSm = 2;  // that split keys should give, where tiles alone leave SMs idle
 
 // One query row a head: the query heads that share a KV head become the rows of one tile, which reads K and V once.
 inline void pack_heads(Params& p) {
@@ -47,7 +47,8 @@ inline Tile choose_tile(Params& p, int multiprocessors, bool is_large) {
   if (is_large) return Tile::large;
   const int64_t most_splits = p.seq_k < kMinSplitKeys ? 1 : std::min(kMostSplits, p.seq_k / kKeysPerSplit);
   const bool is_medium = p.seq_q > kSmallRows && fill(query_tiles(p, kMediumRows) * most_splits, multiprocessors);
-  const int64_t splits = kBlocksPerSm * multiprocessors / query_tiles(p, is_medium ? kMediumRows : kSmallRows);
+  const int64_t tiles = query_tiles(p, is_medium ? kMediumRows : kSmallRows);
+  const int64_t splits = fill(tiles, multiprocessors) ? 1 : kBlocksPerSm * multiprocessors / tiles;
   p.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits));
   return is_medium ? Tile::medium : Tile::small;
 }

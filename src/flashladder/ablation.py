@@ -35,6 +35,7 @@ from flashladder.arms import ArmSpec, peer_specs
 from flashladder.blocking import candidate_rung, spills
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import (
+    CHOICE,
     Ladder,
     gated_name,
     gpu_named,
@@ -404,6 +405,18 @@ def plan_choices(rung: ArmSpec, cells: Iterable[Cell], multiprocessors: int) -> 
             raise FlashladderError(f"{rung.name} has one kernel and splits no keys; expected a rung that plans")
         choices.append(PlanChoice(cell=cell, arm=arm_of(rung.name, plan)))
     return choices
+
+
+def judge_plan(run: RunDir, progress: Progress) -> None:
+    """Record anew what the rung of a tuning chooses, by the present source; raises FlashladderError on other runs."""
+    arms = [arm.arm for timing in run.timings() for arm in timing.arms if CHOICE in arm.arm]
+    if not arms:
+        raise FlashladderError(f"run {run.info.id} timed no plans; expected one that 'flashladder tune' made")
+    rung = load_ladder()[gated_name(arms[0])]
+    archs = [arch for arch in building.ALL_ARCHS if rung.runs_on(arch)]
+    _, specs = build_rungs(None, [rung], archs, progress)
+    cells = [timing.cell for timing in run.timings()]
+    run.replace("plan", plan_choices(specs[rung.id], cells, run.info.machine.sm_count or 1))
 
 
 def tunings(run: RunDir) -> dict[str, tables.Table]:

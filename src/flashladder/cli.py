@@ -346,12 +346,19 @@ def profile(metric_set: MetricSet, launches: int, limit: float, take_over: str |
 
 @main.command(name="tune")
 @click.option("--rung", default="r13_tuned", show_default=True, metavar="ID", help="A rung that plans, or Hopper's.")
+@click.option("--judge", metavar="RUN", help="Time nothing: record what the plan now chooses beside RUN's times.")
 @_run_options
-def tune_command(rung: str, out: Path | None, seed: int) -> None:
+def tune_command(rung: str, judge: str | None, out: Path | None, seed: int) -> None:
     """Time what could have been chosen, and say what the choices cost.
 
     Of a rung that plans: every tile and number of splits. Of the rung that experiments/tune.toml names: its candidates.
     """
+    if judge is not None:
+        run = rundir.find(judge)
+        with _bar("build", "step") as progress:
+            ablation.judge_plan(run, progress)
+        _say_regrets(run)
+        return
     ladder, tuning = load_ladder(), load_tuning()
     rung = ladder.select((rung,))[0].id
     if rung == tuning.rung:
@@ -368,8 +375,12 @@ def tune_command(rung: str, out: Path | None, seed: int) -> None:
     session.raise_on_failures()
     with _bar("tune", "cell") as progress:
         session.tune(rung, progress)
-    click.echo(tables.terminal(tune.table(tune.regrets(session.run.timings(), session.run.choices()))))
-    click.echo(f"records: {session.run.path}")
+    _say_regrets(session.run)
+
+
+def _say_regrets(run: rundir.RunDir) -> None:
+    click.echo(tables.terminal(tune.table(tune.regrets(run.timings(), run.choices()))))
+    click.echo(f"records: {run.path}")
 
 
 def _tune_blockings(tuning: Tuning, out: Path | None, seed: int) -> None:
