@@ -308,6 +308,7 @@ ffi::String config() {
       {"overlap", c.overlap},
       {"stale_max", c.stale_max},
       {"persistent", c.persistent},
+      {"rest_first", c.rest_first},
       {"key_groups", c.key_groups},
       {"tile_m_128", c.tile_m_128},
       {"tile_n_128", c.tile_n_128},

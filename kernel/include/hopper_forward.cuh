@@ -108,8 +108,11 @@ struct HopperForward {
   using Stage = Ring<kStages>;
   using Query = Ring<kQueries>;
 
+  // The rows that fill no tile are the last tile's, or the first's, which under a causal mask sees the fewest keys:
+  // then its first warpgroups have no row, and m0 is negative.
   static __device__ Item item_at(const Params& p, int m_tile, int head, int batch) {
-    const int m0 = m_tile * kM;
+    const int missing = C.rest_first ? kM - 1 - (ceil_div(p.seq_q, kWarpgroupRows) * kWarpgroupRows - 1) % kM : 0;
+    const int m0 = m_tile * kM - missing;
     return {m0, head, batch, ceil_div(visible_keys(p, min(m0 + kM, p.seq_q) - 1), kN)};
   }
 
@@ -408,6 +411,10 @@ struct HopperForward {
 
     __device__ int first_row() const { return item.m0 + warpgroup * kWarpgroupRows; }
 
+    __device__ bool has_row(int row) const {
+      return C.rest_first ? static_cast<unsigned>(row) < static_cast<unsigned>(p.seq_q) : row < p.seq_q;
+    }
+
     __device__ void run() {
       if (C.ping_pong && warpgroup == kConsumers - 1) pass_turn();
       if constexpr (C.persistent) {
@@ -430,7 +437,7 @@ struct HopperForward {
       const int last_row = min(first_row() + kWarpgroupRows, p.seq_q) - 1;
       // Of the warpgroup's rows: tiles that one sees, and those that all see whole: these need no exact maximum, where
       // the scale leaves the scores their signs.
-      const int my_tiles = first_row() < p.seq_q ? ceil_div(visible_keys(p, last_row), kN) : 0;
+      const int my_tiles = has_row(first_row()) ? ceil_div(visible_keys(p, last_row), kN) : 0;
       const int stale_tiles = C.stale_max && p.scale_log2 > 0.f ? visible_keys(p, first_row()) / kN : 0;
       const uint64_t q =
           ptx::matrix_descriptor(ptx::shared_address(smem.q[query.index]) + warpgroup * kWarpgroupRows * kRowBytes);
@@ -626,8 +633,7 @@ struct HopperForward {
         for (int i = 0; i < D / 8; ++i)
           reinterpret_cast<uint32_t&>(staged[i / 8][at][swizzle_chunk(at, i % 8)].x[column]) =
               pack(T(), o[i * 4 + r * 2] * inverse, o[i * 4 + r * 2 + 1] * inverse);
-        if (column == 0 && row + r * 8 < p.seq_q)
-          lse[(row + r * 8) * p.lse_strides.row] = log_sum_exp(rows.max[r], sum);
+        if (column == 0 && has_row(row + r * 8)) lse[(row + r * 8) * p.lse_strides.row] = log_sum_exp(rows.max[r], sum);
       }
       __syncwarp();
       T* out = head_base(static_cast<T*>(p.o), p.o_strides, item.batch, item.head);
@@ -635,7 +641,7 @@ struct HopperForward {
 #pragma unroll
       for (int i = lane; i < 16 * D / 8; i += 32) {
         const int at = warp_row + i / (D / 8), chunk = i % (D / 8);
-        if (item.m0 + at < p.seq_q && chunk * 8 < p.head_dim)
+        if (has_row(item.m0 + at) && chunk * 8 < p.head_dim)
           reinterpret_cast<uint4*>(out + (item.m0 + at) * p.o_strides.row)[chunk] =
               reinterpret_cast<const uint4&>(staged[chunk / 8][at][swizzle_chunk(at, chunk % 8)]);
       }

@@ -88,6 +88,7 @@ struct Config {
   bool overlap = false;      // P V of a tile runs beside the softmax of the next
   bool stale_max = false;    // maxima are brought up to date only where the sums of weights ask for it
   bool persistent = false;   // a block an SM, which computes query tiles one after the other
+  bool rest_first = false;   // a head's first query tile has the rows that fill none, in place of its last
   int32_t key_groups = 1;    // warpgroups of a block that share its rows and split its keys; 0: by the size of the grid
   // Of the kernels for head_dim 128, where they differ: 0 and -1 stand for the fields above.
   int32_t tile_m_128 = 0, tile_n_128 = 0, stages_128 = 0, ping_pong_128 = -1;

@@ -24,6 +24,7 @@ from flashladder import ninja, paths, sass
 from flashladder.errors import BuildError, DriftError
 from flashladder.model import BuildRecord, KernelResources, Rung
 from flashladder.ninja import Progress, silent
+from flashladder.rundir import sha256_of
 from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc
 
 ALL_ARCHS = ("sm_80", "sm_89", "sm_90a")
@@ -250,7 +251,7 @@ def _measure(t: Target) -> BuildRecord:
     record = BuildRecord(
         rung=t.rung_id,
         status="built",
-        sha256=hashlib.sha256(t.library.read_bytes()).hexdigest(),
+        sha256=sha256_of(t.library),
         cubins=cubins,
         compiler=f"nvcc {find_nvcc().version}",
         flags=NVCC_FLAGS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from flashladder.ladder import load_ladder
 from flashladder.model import HOPPER, Agreement, CheckRecord, DtypeName, Rung
 from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
-from flashladder.rundir import EMULATED, RunDir
+from flashladder.rundir import EMULATED, RunDir, sha256_of
 from flashladder.stages import check_items, compare_with_emulator, library_spec
 from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
@@ -103,7 +102,7 @@ class CpuCheck:
         failures = build_emulated(targets, progress)
         for rung, target in zip(self.rungs, targets, strict=True):
             library = require(target, failures)
-            self.specs.append(library_spec(rung, library, hashlib.sha256(library.read_bytes()).hexdigest()))
+            self.specs.append(library_spec(rung, library, sha256_of(library)))
 
     def check(self, progress: Progress = silent) -> list[CheckRecord]:
         """Run what is not recorded, on all cores; returns the records of these cases."""

@@ -20,6 +20,7 @@ LATER_FIELDS = {
     "key_warps": 1,
     "persistent": 0,
     "key_groups": 1,
+    "rest_first": 0,
     "ping_pong": 0,
     "tile_m_128": 0,
     "tile_n_128": 0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from flashladder import limits
+from flashladder import limits, paths
 from flashladder.errors import FlashladderError
 from flashladder.ladder import gpu_called, gpu_named, load_ladder, load_shapes, load_tuning
 from flashladder.limits import Design, Fit
@@ -177,6 +178,7 @@ def _optuna() -> Any:
 # --- the candidate --------------------------------------------------------------------------------------------------
 
 NAME = "candidate"
+_RUNG = re.compile(r"^FLASHLADDER_DISPATCH_RUNG\(\w+, kConfig, (?P<sizes>\w+)\)$", re.MULTILINE)
 
 
 def source(tiles: Mapping[str, Point]) -> str:
@@ -185,15 +187,16 @@ def source(tiles: Mapping[str, Point]) -> str:
     for head_dim, point in tiles.items():
         fields |= blocking_of(int(head_dim), point).fields
     changes = "".join(f"  config.{name} = {value};\n" for name, value in fields.items())
+    text = (paths.ROOT / load_ladder().rungs[-1].source).read_text()
+    found = _RUNG.search(text)
+    assert found is not None
+    sizes = found["sizes"]
     return (
-        "#define FLASHLADDER_IN_PARTS\n"
-        '#include "dispatch.cuh"\n#include "hopper_tuned.h"\n\nusing namespace flashladder;\n\n'
-        "constexpr Config kLast = [] {\n  Config config = kHopper;\n  config.splits = 0;\n"
-        "  config.pack_heads = true;\n  config.key_groups = 0;\n  return config;\n}();\n"
+        f"{text[text.index('#define') : found.start()].replace('kConfig', 'kLast')}"
         f"constexpr Config kConfig = [] {{\n  Config config = kLast;\n{changes}  return config;\n}}();\n\n"
-        "namespace flashladder {\ntemplate <int D>\nstruct LastSizes : SharedRows<D> {\n"
-        "  static constexpr Config m128(Config) { return SharedRows<D>::m128(kLast); }\n"
-        "  static constexpr Config m64(Config) { return SharedRows<D>::m64(kLast); }\n};\n"
+        f"namespace flashladder {{\ntemplate <int D>\nstruct LastSizes : {sizes}<D> {{\n"
+        f"  static constexpr Config m128(Config) {{ return {sizes}<D>::m128(kLast); }}\n"
+        f"  static constexpr Config m64(Config) {{ return {sizes}<D>::m64(kLast); }}\n}};\n"
         f"}}  // namespace flashladder\n\nFLASHLADDER_DISPATCH_RUNG({NAME}, kConfig, LastSizes)\n"
     )
 

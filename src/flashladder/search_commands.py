@@ -179,14 +179,20 @@ def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _diagnosis(rung: str) -> loop.Diagnosis | None:
-    """Of a rung, in the last run on a GPU like this one, else in the pinned run: then the roof is another's."""
-    here, name = rundir.recorded(), machine.gpu_name()
-    alike = [run for run in here if run.info.machine.gpu == name and run.diagnosis()]
-    run = max(alike, key=lambda run: run.info.date, default=None) or ablation.pinned_run()
-    found = None if run is None else brief.diagnosis_of(run, load_ladder(), rung)
-    if found is not None and name not in (None, found.gpu):
-        return msgspec.structs.replace(found, roof_share=None)
-    return found
+    """Of a rung, in the last run on a GPU like this one that timed it, else in any: then the roof is another's."""
+    name, ladder = machine.gpu_name(), load_ladder()
+
+    def worth(run: RunDir) -> tuple[bool, bool, str]:
+        return run.info.machine.gpu == name, summary.is_pinned(run), run.info.date
+
+    for run in sorted(rundir.recorded(), key=worth, reverse=True):
+        if any(build.rung == rung for build in run.builds()) and run.diagnosis():
+            found = brief.diagnosis_of(run, ladder, rung)
+            if found is not None and name not in (None, found.gpu):
+                return msgspec.structs.replace(found, roof_share=None)
+            if found is not None:
+                return found
+    return None
 
 
 @click.command(name="guard")

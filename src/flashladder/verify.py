@@ -5,7 +5,6 @@ The sums to compare with are the repository's for a compiler (kernel/resources/)
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -22,7 +21,7 @@ from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, 
 from flashladder.ladder import Ladder
 from flashladder.model import BuildRecord, CompilerSums, Rung, RungSums
 from flashladder.ninja import Progress, silent
-from flashladder.rundir import RunDir
+from flashladder.rundir import RunDir, sha256_of
 from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc, find_nvccs
 
 ABOUT = (
@@ -111,7 +110,7 @@ def _sums(t: building.Target, folder: Path, nvcc: Nvcc, libraries: bool, said: s
             cubins.setdefault(arch, []).extend(more)
     return RungSums(
         cubins={arch: building.cubins_sum(files) for arch, files in cubins.items()},
-        library=hashlib.sha256(library.read_bytes()).hexdigest() if libraries else None,
+        library=sha256_of(library) if libraries else None,
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import hashlib
 import os
 import secrets
 import select
@@ -53,6 +52,7 @@ from flashladder.model import (
     Status,
     ValueTiming,
 )
+from flashladder.rundir import sha256_of
 
 TAMPERED = "it replaces what it is judged by"
 FORGED = "a message that is not the worker's came through its pipe"
@@ -402,7 +402,7 @@ def emulation_build(rung: Rung, instances: Sequence[str], optimize: OptimizeLeve
         rung=rung.id,
         status="built" if failed is None else "failed",
         reason=failed,
-        sha256=hashlib.sha256(target.library.read_bytes()).hexdigest() if failed is None else None,
+        sha256=sha256_of(target.library) if failed is None else None,
         compiler=f"nvcc {find_nvcc().version}, emulated",
         flags=NVCC_FLAGS,
         archs=(f"compute_{target.arch}",),
