@@ -408,24 +408,28 @@ def plan_choices(rung: ArmSpec, cells: Iterable[Cell], multiprocessors: int) -> 
 
 
 def judge_plan(run: RunDir, progress: Progress) -> None:
-    """Record anew what the rung of a tuning chooses, by the present source; raises FlashladderError on other runs."""
+    """Record anew what the rung of a tuning chooses, by the present source.
+
+    Raises FlashladderError on other runs, BuildError when the rung does not build.
+    """
     arms = [arm.arm for timing in run.timings() for arm in timing.arms if CHOICE in arm.arm]
     if not arms:
         raise FlashladderError(f"run {run.info.id} timed no plans; expected one that 'flashladder tune' made")
     rung = load_ladder()[gated_name(arms[0])]
     archs = [arch for arch in building.ALL_ARCHS if rung.runs_on(arch)]
-    _, specs = build_rungs(None, [rung], archs, progress)
+    builds, specs = build_rungs(None, [rung], archs, progress)
+    raise_on_build_faults([rung], builds)
     cells = [timing.cell for timing in run.timings()]
     run.replace("plan", plan_choices(specs[rung.id], cells, run.info.machine.sm_count or 1))
 
 
-def tunings(run: RunDir) -> dict[str, tables.Table]:
-    """Rung -> what its plan chose beside the best, of the tunings recorded on a run's GPU."""
-    found = {}
-    for other in rundir.recorded():
-        if other.info.machine.gpu == run.info.machine.gpu and (choices := other.choices()):
-            found[gated_name(choices[0].arm)] = tune.table(tune.regrets(other.timings(), choices))
-    return found
+def tunings(run: RunDir) -> list[tuple[str, tables.Table]]:
+    """Rungs, and what their plans chose beside the best, of the tunings recorded on a run's GPU."""
+    return [
+        (gated_name(choices[0].arm), tune.table(tune.regrets(other.timings(), choices)))
+        for other in rundir.recorded()
+        if other.info.machine.gpu == run.info.machine.gpu and (choices := other.choices())
+    ]
 
 
 def recorded_statement() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from flashladder import artifact, bottleneck, claims, explain, facts, figures, page, prose, stats, tables
 from flashladder.agreement import TOLERANCE
@@ -50,7 +49,7 @@ def generate(
     readme: str | None = None,
     judged: Sequence[Judged] = (),
     others: tables.Table | None = None,
-    tunings: Mapping[str, tables.Table] = MappingProxyType({}),
+    tunings: Sequence[tuple[str, tables.Table]] = (),
     appendix: Sequence[Section] = (),
     draw: bool = True,
 ) -> dict[str, bytes]:
@@ -147,7 +146,7 @@ def _report(
     words: Prose,
     judged: Sequence[Judged],
     others: tables.Table | None,
-    tunings: Mapping[str, tables.Table],
+    tunings: Sequence[tuple[str, tables.Table]],
 ) -> str:
     """The whole report. Without prose what remains is generated: the same parts in the same order."""
     results, chapters = document.results, words.chapters
@@ -402,7 +401,7 @@ def _values(results: Results) -> list[str]:
     return parts
 
 
-def _tunings(found: Mapping[str, tables.Table]) -> list[str]:
+def _tunings(found: Sequence[tuple[str, tables.Table]]) -> list[str]:
     """What the kernels that choose among kernels choose, and what the choice costs."""
     if not found:
         return []
@@ -412,7 +411,7 @@ def _tunings(found: Mapping[str, tables.Table]) -> list[str]:
         "what it chooses (kernel/include/plan.h, dispatch.cuh). Median microseconds; margin: the time of the best that "
         "was not chosen over that of the choice, below 1 where another is faster.",
     ]
-    for rung, choices in found.items():
+    for rung, choices in found:
         parts += [f"### Choices of {markdown_escape(rung)}", markdown(choices)]
     return parts
 

@@ -179,7 +179,9 @@ def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _diagnosis(rung: str) -> loop.Diagnosis | None:
-    """Of a rung, in the last run on a GPU like this one that timed it, else in any: then the roof is another's."""
+    """Of a rung, in a run that timed it: on a GPU like this one, else on another, whose roof says nothing here. Of
+    several it is the pinned one, or the last.
+    """
     name, ladder = machine.gpu_name(), load_ladder()
 
     def worth(run: RunDir) -> tuple[bool, bool, str]:
@@ -188,10 +190,8 @@ def _diagnosis(rung: str) -> loop.Diagnosis | None:
     for run in sorted(rundir.recorded(), key=worth, reverse=True):
         if any(build.rung == rung for build in run.builds()) and run.diagnosis():
             found = brief.diagnosis_of(run, ladder, rung)
-            if found is not None and name not in (None, found.gpu):
-                return msgspec.structs.replace(found, roof_share=None)
             if found is not None:
-                return found
+                return found if name in (None, found.gpu) else msgspec.structs.replace(found, roof_share=None)
     return None
 
 

@@ -61,7 +61,7 @@ PLATEAU = 0.02
 """The clock has settled when three readings lie within this fraction."""
 MAX_WARMUP_FACTOR = 4
 ESTIMATE_SPIN_CYCLES = (3_000_000, 3_000_000, 30_000_000)
-"""About 1.5 ms: longer than the host takes to enqueue three calls of a slow dispatcher, but for a first time."""
+"""Of each try. The first is about 1.5 ms: three calls of a slow dispatcher take the host less, unless it loads."""
 MAX_RENEWED = 8
 """Input sets that get new values before a strict sample: where there are more, others each time."""
 CLOCK_S, CLOCK_ROUNDS = 0.03, 2

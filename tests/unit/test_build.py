@@ -104,6 +104,14 @@ def test_the_plan_is_as_recorded_and_near_the_best_of_what_was_timed(built: list
     assert fmean(ratios) <= 1.02
 
 
+def test_a_tuning_can_be_judged_again_without_a_gpu(built: list[BuildRecord], tmp_path: Path) -> None:
+    recorded = next(RunDir(path) for path in RECORDED_TUNES if RunDir(path).choices()[0].arm.startswith("r24"))
+    run = RunDir(shutil.copytree(recorded.path, tmp_path / "run"))
+    run.replace("plan", ())
+    ablation.judge_plan(run, lambda *_: None)
+    assert run.choices() == recorded.choices()
+
+
 def test_hopper_is_divided_as_the_tuning_chose(built: list[BuildRecord]) -> None:
     tuning = load_tuning()
     config = next(b.config for b in built if b.rung == tuning.rung)

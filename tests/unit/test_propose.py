@@ -192,12 +192,8 @@ def test_every_point_of_the_search_passes_the_kernels_own_assertions(tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-RECORDED_SEARCHES = sorted(file.parent for file in (paths.EXPERIMENTS / "loops").glob("*-search/ledger.jsonl"))
-
-
-@pytest.mark.parametrize("path", RECORDED_SEARCHES, ids=lambda path: path.name)
-def test_a_search_on_a_gpu_ended_with_what_hand_tuning_found_or_better(path: Path) -> None:
-    attempts = loop.Folder(path).attempts()
+def test_a_search_on_a_gpu_ended_with_what_hand_tuning_found_or_better() -> None:
+    attempts = loop.Folder(paths.EXPERIMENTS / "loops" / "h200-search").attempts()
     known, champion = propose.known(BEFORE_TUNING, attempts)
     assert attempts[0].champion == "r21_stale_max"
     for d, point in _hand_tuned().items():

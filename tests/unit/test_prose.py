@@ -122,7 +122,7 @@ def test_a_run_without_times_has_facts_that_say_so(tmp_path: Path) -> None:
 
 
 def test_the_report_holds_each_chapter_and_a_section_for_each_rung(document: Document, known: dict[str, str]) -> None:
-    text = report._report(document, prose.load(document.results, known), (), None, {})
+    text = report._report(document, prose.load(document.results, known), (), None, ())
     titles = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
     for title in ("In short", "Machine", "How the numbers were made", "The ladder", "Rung by rung", "Bottlenecks"):
         assert title in titles
@@ -132,7 +132,7 @@ def test_the_report_holds_each_chapter_and_a_section_for_each_rung(document: Doc
 
 
 def test_links_of_the_report_and_the_docs_lead_to_files(document: Document, known: dict[str, str]) -> None:
-    report_text = report._report(document, prose.load(document.results, known), (), None, {})
+    report_text = report._report(document, prose.load(document.results, known), (), None, ())
     texts = {paths.ROOT / "OPTIMIZATION_REPORT.md": report_text}
     texts |= {file: file.read_text() for file in (*(paths.ROOT / "docs").glob("*.md"), paths.ROOT / "README.md")}
     for file, text in texts.items():
