@@ -4,6 +4,8 @@
 // Q K^T are, rounded, its left operand of P V. The lanes of a quad share a row.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "softmax.cuh"
 #include "swizzle.h"
@@ -28,7 +30,7 @@ struct HopperForward {
   // K and V that blocks share while they take the query tiles of several heads longest first, of 50 to 60 MB in L2:
   // short sequences keep more tiles of a head apart in time.
   static constexpr int64_t kSectionBytes = 32 << 20, kShortSectionBytes = 16 << 20;
-  static constexpr int kShortKeys = 1024;
+  static constexpr int kShortKeys = 1024, kLongKeys = 4096;
   static constexpr uint32_t kRowBytes = 128, kPanelQ = kM * kRowBytes, kPanelKv = kN * kRowBytes;
   static_assert(kRowGroups * kWarpgroupRows == kM && C.product == Product::wgmma && C.loads == Loads::tma);
 
@@ -49,10 +51,20 @@ struct HopperForward {
   using Row = Chunk<T>[kRowBytes / sizeof(Chunk<T>)];
   using QueryTile = Row[kPanels][kM];
   // A query tile of a head: what a block computes at a time.
-  struct Item {
+  struct WholeItem {
     int m0, head, batch, tiles;  // tiles: of keys that some row sees
   };
+  struct ShortItem : WholeItem {
+    int end;  // rows from here on are no one's or another item's
+  };
+  using Item = std::conditional_t<C.halves_last, ShortItem, WholeItem>;
   static constexpr int kNoItem = -1;  // as `tiles`: there are no more
+  static __device__ Item make_item(int m0, int head, int batch, int tiles, [[maybe_unused]] int end) {
+    if constexpr (C.halves_last)
+      return {{m0, head, batch, tiles}, end};
+    else
+      return {m0, head, batch, tiles};
+  }
 
   struct Shared {
     alignas(1024) QueryTile q[kQueries];  // and O, on its way out
@@ -61,10 +73,25 @@ struct HopperForward {
     uint64_t q_full[kQueries], q_empty[kQueries];
     uint64_t k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
   };
-  static constexpr int kSharedBytes = sizeof(Shared) + kPartBytes;
+
+  // The weights are summed by 8 columns of ones behind those of V: 16 rows of them serve every 16 keys of every stage.
+  static constexpr bool kSumColumn = C.sum_column && D == kPanelColumns && std::is_same_v<T, __nv_bfloat16>;
+  static constexpr int kOutput = D + (kSumColumn ? 8 : 0);
+  static_assert(!C.sum_column || (C.overlap && C.stale_max));
+  struct Ones {
+    alignas(1024) Row rows[16];
+  };
+  static constexpr int kOnesBytes = kSumColumn ? sizeof(Ones) : 0;
+  static __device__ Ones& ones(Shared& smem) { return *reinterpret_cast<Ones*>(&smem + 1); }
+  // Then weights lie this many powers of two lower, so that one of 2 or more, which a bit tells, has outgrown its
+  // maximum as far as the sum of a tile may.
+  static constexpr float kHeadroom = kSumColumn ? 11.f : 0.f;
+  static constexpr uint32_t kTwoOrMore = 0x40004000;  // in a pair of bf16
+
+  static constexpr int kSharedBytes = sizeof(Shared) + kOnesBytes + kPartBytes;
 
   using Scores = float[kN / 2];
-  using Output = float[D / 2];
+  using Output = float[kOutput / 2];
   using Weights = uint32_t[kN / 4];
 
   // Where a ring of so many buffers is: `parity` of the phase that fills this one.
@@ -91,10 +118,15 @@ struct HopperForward {
   };
 
   // A lane's two rows. Sums are of its own columns until the end.
-  struct Rows {
+  struct PlainRows {
     float max[2], sum[2], rescale[2];
     bool scaled;  // scores are multiplied before the maximum is subtracted, not in one FMA with it
   };
+  struct GapRows : PlainRows {
+    float limit;        // of the sums of a tile's weights under an older maximum; negative where `scaled`
+    bool is_next_full;  // the next tile of keys is there; false: not known
+  };
+  using Rows = std::conditional_t<C.short_gap, GapRows, PlainRows>;
 
   // A lane's sum of a row's weights under a maximum of earlier tiles, at most: fp16 holds each, and the sum of all
   // stays far from fp32's limit.
@@ -105,6 +137,12 @@ struct HopperForward {
   static constexpr int kTrustedTiles = 4;
   static constexpr bool kLooksBack = !C.ping_pong && (kKeyGroups == 1 || D > 64);
 
+  // Weights are packed beside the exponentials, before the vote on their sums.
+  static constexpr bool kPacksFirst = C.short_gap;
+  // The next tile of keys is asked for ahead. At head_dim 128 it cost 1 % of the time.
+  static constexpr bool kAsksAhead = C.short_gap && D <= 64;
+  static_assert(C.short_gap || (C.paced == 0 && !C.sum_column));
+
   using Stage = Ring<kStages>;
   using Query = Ring<kQueries>;
 
@@ -112,8 +150,12 @@ struct HopperForward {
   // then its first warpgroups have no row, and m0 is negative.
   static __device__ Item item_at(const Params& p, int m_tile, int head, int batch) {
     const int missing = C.rest_first ? kM - 1 - (ceil_div(p.seq_q, kWarpgroupRows) * kWarpgroupRows - 1) % kM : 0;
-    const int m0 = m_tile * kM - missing;
-    return {m0, head, batch, ceil_div(visible_keys(p, min(m0 + kM, p.seq_q) - 1), kN)};
+    return item_of(p, m_tile * kM - missing, kM, head, batch);
+  }
+
+  static __device__ Item item_of(const Params& p, int m0, int rows, int head, int batch) {
+    const int end = min(m0 + rows, p.seq_q);
+    return make_item(m0, head, batch, ceil_div(visible_keys(p, end - 1), kN), end);
   }
 
   // The items of this block. Persistent blocks take them in turns, a place further each time: a head's last tile may
@@ -134,6 +176,7 @@ struct HopperForward {
         return turn++ == 0;
       }
       const int m_tiles = ceil_div(p.seq_q, kM), heads = p.heads_q * p.batch, blocks = gridDim.x;
+      if (C.halves_last && !p.causal && p.seq_k >= kLongKeys) return next_by_size(p, item);
       if (!p.causal) {
         const int64_t i = static_cast<int64_t>(turn) * blocks + (place + turn) % blocks;
         ++turn;
@@ -158,6 +201,36 @@ struct HopperForward {
         turn = 0;
       }
       return false;
+    }
+
+    // Whole tiles, head after head; then, where one turn of the blocks takes them all, those that fill no turn in two
+    // items each; then what fills no tile. These read K and V once more, which long ones alone make up for.
+    __device__ bool next_by_size(const Params& p, Item& item) {
+      constexpr int kSecond = kRowGroups / 2, kFirst = kRowGroups - kSecond;  // of a halved tile
+      const int groups = ceil_div(p.seq_q, kWarpgroupRows), tiles = groups / kRowGroups, rest = groups % kRowGroups;
+      const int heads = p.heads_q * p.batch, blocks = gridDim.x, rests = rest > 0 ? heads : 0;
+      const int64_t all = static_cast<int64_t>(heads) * tiles;
+      const int left = static_cast<int>(all % blocks), halved = 2 * left + rests <= blocks ? left : 0;
+      int64_t i = static_cast<int64_t>(turn++) * blocks + place;
+      int head, first, count = kRowGroups;
+      if (i < all + halved) {
+        const int64_t whole = all - halved, tile = i < whole ? i : whole + (i - whole) / 2;
+        head = static_cast<int>(tile / tiles);
+        first = static_cast<int>(tile % tiles) * kRowGroups;
+        if (i >= whole) {
+          const bool is_second = (i - whole) % 2 != 0;
+          if (is_second) first += kFirst;
+          count = is_second ? kSecond : kFirst;
+        }
+      } else {
+        i -= all + halved;
+        head = static_cast<int>(i);
+        first = tiles * kRowGroups;
+        count = rest;
+        if (i >= rests) return false;
+      }
+      item = item_of(p, first * kWarpgroupRows, count * kWarpgroupRows, head % p.heads_q, head / p.heads_q);
+      return true;
     }
 
     static __device__ int section_heads(const Params& p) {
@@ -208,7 +281,7 @@ struct HopperForward {
     }
     if constexpr (C.persistent) {
       ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
-      smem.item[query.index] = {0, 0, 0, kNoItem};
+      smem.item[query.index] = make_item(0, 0, 0, kNoItem, 0);
       ptx::mbarrier_arrive(&smem.q_full[query.index]);
     }
   }
@@ -234,11 +307,14 @@ struct HopperForward {
   }
 
   // o += P V, issued.
-  static __device__ void multiply_pv(Output& o, const Weights& weights, const Row (&v_tile)[kPanels][kN]) {
-    const uint64_t v = ptx::matrix_descriptor(ptx::shared_address(v_tile), kPanelKv);
+  static __device__ void multiply_pv(Output& o, const Weights& weights, Shared& smem, int stage) {
+    constexpr uint64_t kNext = 16 * kRowBytes / 16;  // 16 keys further; the ones are the same
+    const uint32_t tile = ptx::shared_address(smem.v[stage]);
+    const uint64_t v = ptx::matrix_descriptor(tile, kSumColumn ? ptx::shared_address(&ones(smem)) - tile : kPanelKv);
 #pragma unroll
     for (int block = 0; block < kN / 16; ++block)
-      ptx::Wgmma<T, D>::add_rows(o, weights + block * 4, v + block * (16 * kRowBytes / 16));
+      ptx::Wgmma<T, kOutput>::add_rows(o, weights + block * 4,
+                                       v + block * (kSumColumn ? kNext - (kNext << 16) : kNext));
     ptx::wgmma_commit();
   }
 
@@ -247,14 +323,19 @@ struct HopperForward {
   static __device__ void exponentiate(Scores& s, const Rows& rows, float factor, float (&sums)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      float max = rows.max[r];
       sums[r] = 0.f;
 #pragma unroll
       for (int i = 0; i < kN / 8; ++i) {
+        // Depends on what came before, or ptxas puts all these FMAs in front of the exponentials. An infinite weight
+        // makes it a NaN, and the sum, which is refused as the infinite one would be.
+        if (C.paced > 0 && i > 0 && i % C.paced == 0) max = fmaf(s[i * 4 + r * 2 - 3], 0.f, max);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = s[i * 4 + r * 2 + c];
-          x = ptx::ex2(fmaf(x, factor, -rows.max[r]));
-          sums[r] += x;
+          x = fmaf(x, factor, -max);
+          x = C.software_exp2 > 0 && (i * 2 + c) % C.software_exp2 == 0 ? exp2_polynomial(x) : ptx::ex2(x);
+          sums[r] = C.short_gap && i + c == 0 ? x : sums[r] + x;
         }
       }
     }
@@ -310,7 +391,7 @@ struct HopperForward {
       float m = fmaxf(s[r * 2], s[r * 2 + 1]);
 #pragma unroll
       for (int i = 1; i < kN / 8; ++i) m = fmaxf(m, fmaxf(s[i * 4 + r * 2], s[i * 4 + r * 2 + 1]));
-      raised[r] = fmaxf(rows.max[r], quad_max(m) * factor);
+      raised[r] = fmaxf(rows.max[r], kSumColumn ? fmaf(quad_max(m), factor, kHeadroom) : quad_max(m) * factor);
       grew |= raised[r] > rows.max[r] + static_cast<float>(C.lazy_rescale);
     }
     const bool is_raised = C.lazy_rescale < 0 || C.stale_max || __any_sync(kFullWarp, grew);
@@ -325,6 +406,7 @@ struct HopperForward {
         large |= fabsf(finite_max(raised[r])) > kLargestFolded;
       }
       rows.scaled = __any_sync(kFullWarp, large);
+      if constexpr (C.short_gap) rows.limit = rows.scaled ? -1.f : kLargestStaleSum;
     }
     if (factor != 1.f && rows.scaled) {
       scale(s, factor);
@@ -339,7 +421,7 @@ struct HopperForward {
         for (int c = 0; c < 2; ++c) {
           float& x = s[i * 4 + r * 2 + c];
           x = ptx::ex2(fmaf(x, factor, -m));
-          rows.sum[r] += x;
+          if constexpr (!kSumColumn) rows.sum[r] += x;
         }
       }
     }
@@ -353,7 +435,7 @@ struct HopperForward {
 
   static __device__ void rescale(Output& o, const Rows& rows) {
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) o[i] *= rows.rescale[i / 2 % 2];
+    for (int i = 0; i < kOutput / 2; ++i) o[i] *= rows.rescale[i / 2 % 2];
   }
 
   static __device__ void pack_weights(Weights& weights, const Scores& s) {
@@ -412,7 +494,9 @@ struct HopperForward {
     __device__ int first_row() const { return item.m0 + warpgroup * kWarpgroupRows; }
 
     __device__ bool has_row(int row) const {
-      return C.rest_first ? static_cast<unsigned>(row) < static_cast<unsigned>(p.seq_q) : row < p.seq_q;
+      int end = p.seq_q;
+      if constexpr (C.halves_last) end = item.end;
+      return C.rest_first ? static_cast<unsigned>(row) < static_cast<unsigned>(end) : row < end;
     }
 
     __device__ void run() {
@@ -421,7 +505,11 @@ struct HopperForward {
         for (;; query.advance()) {
           ptx::mbarrier_wait(&smem.q_full[query.index], query.parity);
           const Item& next = smem.item[query.index];
-          item = {uniform(next.m0), uniform(next.head), uniform(next.batch), uniform(next.tiles)};
+          if constexpr (C.halves_last)
+            item = {{uniform(next.m0), uniform(next.head), uniform(next.batch), uniform(next.tiles)},
+                    uniform(next.end)};
+          else
+            item = {uniform(next.m0), uniform(next.head), uniform(next.batch), uniform(next.tiles)};
           if (item.tiles == kNoItem) break;
           attend();
         }
@@ -444,7 +532,9 @@ struct HopperForward {
       Scores s;
       Output o = {};
       Weights weights;
-      rows = {{-CUDART_INF_F, -CUDART_INF_F}, {}, {}, false};
+      rows = {};
+      rows.max[0] = rows.max[1] = -CUDART_INF_F;
+      if constexpr (C.short_gap) rows.limit = kLargestStaleSum;
       const int group = kKeyGroups > 1 ? stage.index : 0;  // of those that share rows: its first stage
       int tile = item.tiles - 1 - group;
       // Above the diagonal for this warpgroup alone. It waits for what it does not read, or it could arrive twice in a
@@ -470,7 +560,7 @@ struct HopperForward {
           pass_turn();
           ptx::wgmma_wait<0>();
           ptx::pin(s);
-          weigh<true>(s, tile, [] {});
+          weigh<true>(s, weights, tile, [] {});
           pack_weights(weights, s);
           for (tile += kNextTile; tile >= stale_tiles; tile += kNextTile) step<true>(s, o, weights, q, tile);
           if constexpr (C.stale_max) {
@@ -490,10 +580,12 @@ struct HopperForward {
           }
           ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
           ptx::wgmma_fence();
-          multiply_pv(o, weights, smem.v[stage.index]);
+          multiply_pv(o, weights, smem, stage.index);
           finish_pv(o, &smem.v_empty[stage.index]);
           stage.template skip<kKeyGroups>();
         }
+        if constexpr (kSumColumn)
+          for (int r = 0; r < 2; ++r) rows.sum[r] = o[D / 2 + r * 2];
       } else {
         bool is_first = true;
         for (; tile >= 0; tile += kNextTile, stage.template skip<kKeyGroups>(), is_first = false) {
@@ -507,14 +599,15 @@ struct HopperForward {
           pass_turn();
           bool is_raised;
           if constexpr (C.stale_max)
-            is_raised = is_first || tile >= stale_tiles ? weigh<true>(s, tile, [] {}) : weigh<false>(s, tile, [] {});
+            is_raised = is_first || tile >= stale_tiles ? weigh<true>(s, weights, tile, [] {})
+                                                        : weigh<false>(s, weights, tile, [] {});
           else
-            is_raised = weigh<true>(s, tile, [] {});
+            is_raised = weigh<true>(s, weights, tile, [] {});
           if (is_raised) rescale(o, rows);
           pack_weights(weights, s);
           ptx::mbarrier_wait(&smem.v_full[stage.index], stage.parity);
           ptx::wgmma_fence();
-          multiply_pv(o, weights, smem.v[stage.index]);
+          multiply_pv(o, weights, smem, stage.index);
           finish_pv(o, &smem.v_empty[stage.index]);
         }
       }
@@ -526,7 +619,8 @@ struct HopperForward {
     }
 
     __device__ Part& part(int of_group) const {
-      return reinterpret_cast<Part*>(&smem + 1)[(of_group - 1) * kRowGroups + warpgroup];
+      return reinterpret_cast<Part*>(reinterpret_cast<unsigned char*>(&smem + 1) +
+                                     kOnesBytes)[(of_group - 1) * kRowGroups + warpgroup];
     }
 
     // To the first of the warpgroups that share these rows.
@@ -563,23 +657,39 @@ struct HopperForward {
       }
     }
 
+    __device__ void await_keys() const {
+      if constexpr (kAsksAhead) {
+        if (rows.is_next_full) return;
+      }
+      ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
+    }
+
     // QK of a tile beside PV of the one before. True: as of softmax().
     template <bool is_exact>
     __device__ __forceinline__ bool step(Scores& s, Output& o, Weights& weights, uint64_t q, int tile) {
       const Stage before = stage;
       stage.template skip<kKeyGroups>();
-      ptx::mbarrier_wait(&smem.k_full[stage.index], stage.parity);
-      ptx::mbarrier_wait(&smem.v_full[before.index], before.parity);
+      await_keys();
+      if constexpr (!C.short_gap) ptx::mbarrier_wait(&smem.v_full[before.index], before.parity);
       take_turn();
       ptx::wgmma_fence();
       multiply_qk(s, q, smem.k[stage.index]);
-      multiply_pv(o, weights, smem.v[before.index]);
+      if constexpr (C.short_gap) {
+        ptx::mbarrier_wait(&smem.v_full[before.index], before.parity);
+        ptx::wgmma_fence();
+      }
+      multiply_pv(o, weights, smem, before.index);
       pass_turn();
+      if constexpr (kAsksAhead) {
+        Stage next = stage;
+        next.template skip<kKeyGroups>();
+        rows.is_next_full = ptx::mbarrier_test(&smem.k_full[next.index], next.parity);
+      }
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      const bool is_raised = weigh<is_exact>(s, tile, [&] { finish_pv(o, &smem.v_empty[before.index]); });
+      const bool is_raised = weigh<is_exact>(s, weights, tile, [&] { finish_pv(o, &smem.v_empty[before.index]); });
       if (is_raised) rescale(o, rows);
-      pack_weights(weights, s);
+      if constexpr (is_exact || !kPacksFirst) pack_weights(weights, s);
       return is_raised;
     }
 
@@ -590,9 +700,9 @@ struct HopperForward {
     }
 
     // Scores become weights, and K is released. `finish` ends the product that runs meanwhile, after what may run
-    // beside it. True: as of softmax().
+    // beside it; then `weights` may be written. True: as of softmax().
     template <bool is_exact, class Finish>
-    __device__ bool weigh(Scores& s, int tile, Finish finish) {
+    __device__ bool weigh(Scores& s, Weights& weights, int tile, Finish finish) {
       if constexpr (is_exact) {
         release(&smem.k_empty[stage.index]);
         const int thread = ptx::thread_in_block();
@@ -604,16 +714,33 @@ struct HopperForward {
         float sums[2];
         exponentiate(s, rows, p.scale_log2, sums);
         finish();
-        const bool is_raised = rows.scaled || __any_sync(kFullWarp, !(fmaxf(sums[0], sums[1]) < kLargestStaleSum));
+        if constexpr (kPacksFirst) pack_weights(weights, s);
+        const bool is_raised = (!C.short_gap && rows.scaled) || __any_sync(kFullWarp, outgrew(sums, weights));
         if (is_raised) {
           multiply_qk_again(s, smem.q[query.index], smem.k[stage.index], warpgroup * kWarpgroupRows);
           softmax(s, rows, p, 0, 0, false);
           sums[0] = sums[1] = 0.f;
+          if constexpr (kPacksFirst) pack_weights(weights, s);
         }
         release(&smem.k_empty[stage.index]);
-        rows.sum[0] += sums[0];
-        rows.sum[1] += sums[1];
+        if constexpr (!kSumColumn) {
+          rows.sum[0] += sums[0];
+          rows.sum[1] += sums[1];
+        }
         return is_raised;
+      }
+    }
+
+    __device__ bool outgrew(const float (&sums)[2], [[maybe_unused]] const Weights& weights) const {
+      if constexpr (kSumColumn) {
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < kN / 4; ++i) bits |= weights[i];
+        return rows.limit < 0.f || (bits & kTwoOrMore) != 0;
+      } else if constexpr (C.short_gap) {
+        return !(sums[0] < rows.limit && sums[1] < rows.limit);  // or one is a NaN
+      } else {
+        return !(fmaxf(sums[0], sums[1]) < kLargestStaleSum);
       }
     }
 
@@ -627,7 +754,7 @@ struct HopperForward {
       float* lse = head_base(p.lse, p.lse_strides, item.batch, item.head);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float sum = quad_sum(rows.sum[r]), inverse = inverse_sum(sum);
+        const float sum = kSumColumn ? rows.sum[r] : quad_sum(rows.sum[r]), inverse = inverse_sum(sum);
         const int at = tile_row + r * 8;
 #pragma unroll
         for (int i = 0; i < D / 8; ++i)
@@ -676,6 +803,13 @@ struct HopperForward {
         load_q(smem, maps, b, 0);
         for (int i = 0; i < kStages - 1 && i < b.tiles; ++i) load_kv(smem, p, maps, b, b.tiles - 1 - i, i);
       }
+    }
+    if constexpr (kSumColumn) {
+      constexpr uint32_t kOnes = 0x3f803f80;  // a pair of bf16
+      if (threadIdx.x < 16)
+        reinterpret_cast<uint4&>(ones(smem).rows[threadIdx.x][swizzle_chunk(threadIdx.x, 0)]) = {kOnes, kOnes, kOnes,
+                                                                                                 kOnes};
+      ptx::fence_async_shared();
     }
     __syncthreads();
     if constexpr (C.specialized) {

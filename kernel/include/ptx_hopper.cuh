@@ -47,6 +47,19 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
   } while (!done);
 }
 
+// Whether the phase of that parity has ended, without a wait.
+__device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // --- TMA:
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
 
@@ -147,6 +160,7 @@ struct Wgmma;
   C "f"(d[I]), C "f"(d[I + 1]), C "f"(d[I + 2]), C "f"(d[I + 3]), C "f"(d[I + 4]), C "f"(d[I + 5]), C "f"(d[I + 6]), \
       C "f"(d[I + 7])
 #define FLASHLADDER_D32(C) FLASHLADDER_D8(C, 0), FLASHLADDER_D8(C, 8), FLASHLADDER_D8(C, 16), FLASHLADDER_D8(C, 24)
+#define FLASHLADDER_D36(C) FLASHLADDER_D32(C), C "f"(d[32]), C "f"(d[33]), C "f"(d[34]), C "f"(d[35])
 #define FLASHLADDER_D40(C) FLASHLADDER_D32(C), FLASHLADDER_D8(C, 32)
 #define FLASHLADDER_D48(C) FLASHLADDER_D40(C), FLASHLADDER_D8(C, 40)
 #define FLASHLADDER_D64(C) FLASHLADDER_D48(C), FLASHLADDER_D8(C, 48), FLASHLADDER_D8(C, 56)
@@ -154,6 +168,10 @@ struct Wgmma;
 #define FLASHLADDER_D32_NAMES                                                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASHLADDER_D36_NAMES \
+  FLASHLADDER_D32_NAMES       \
+  ", "                        \
+  "%32, %33, %34, %35"
 #define FLASHLADDER_D40_NAMES \
   FLASHLADDER_D32_NAMES       \
   ", "                        \
@@ -198,6 +216,7 @@ struct Wgmma;
   };
 #define FLASHLADDER_WGMMAS(T, NAME)                   \
   FLASHLADDER_WGMMA(T, NAME, 64, 32, 33, 34, 35, 36)  \
+  FLASHLADDER_WGMMA(T, NAME, 72, 36, 37, 38, 39, 40)  \
   FLASHLADDER_WGMMA(T, NAME, 80, 40, 41, 42, 43, 44)  \
   FLASHLADDER_WGMMA(T, NAME, 96, 48, 49, 50, 51, 52)  \
   FLASHLADDER_WGMMA(T, NAME, 128, 64, 65, 66, 67, 68) \

@@ -79,6 +79,7 @@ class _LegEntry(Record, frozen=True, kw_only=True):
     name: str
     first: str
     shape: _ShapeEntry
+    mask: Mask | None = None  # the reference's
 
 
 class _LadderFile(Record, frozen=True, kw_only=True):
@@ -232,7 +233,8 @@ def parse_ladder(file: Path, variants: Path | None = None) -> Ladder:
     for leg in raw.leg:
         if leg.first not in {rung.id for rung in rungs}:
             raise FlashladderError(f"{file}: leg {leg.name}: no rung {leg.first!r}")
-        turns.append((leg.name, leg.first, msgspec.structs.replace(cell, shape=leg.shape.shape())))
+        causal = (leg.mask or ref.mask) == "causal"
+        turns.append((leg.name, leg.first, msgspec.structs.replace(cell, shape=leg.shape.shape(), causal=causal)))
     ladder = Ladder(rungs=rungs, reference=cell, baseline=ref.baseline, turns=tuple(turns))
     if variants is None:
         return ladder

@@ -28,7 +28,7 @@ WMMA_QK, MMA_REGISTERS, WGMMA = 1, 3, 4
 TMA = 1
 """Of Loads."""
 UNALIGNED = {"odd_offset", "odd_rows"}
-BOTH_TYPES = ("r00_naive", "r05_swizzle", "r07_wmma_pv", "r13_tuned", "r24_key_groups")
+BOTH_TYPES = ("r00_naive", "r05_swizzle", "r07_wmma_pv", "r13_tuned", "r28_halves_last")
 """The last of each way to compute: bf16 at head_dim 128 too, and all values and layouts. `check --on cpu` runs all."""
 
 MAX_SLOW_WORK = 700_000
