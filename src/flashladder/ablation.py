@@ -236,7 +236,7 @@ class Session:
         base = next(spec for spec in self.specs if spec.name == rung)
         specs = plan_specs(base, plans_of(self.ladder[rung]))
         time_cells(self.run, self.ladder, specs, self.cells, self.preset, self.seed, progress)
-        self.run.replace("plan", plan_choices(base, self.cells, self.run.info.machine.sm_count or 1))
+        self.run.replace("plan", timed_choices(self.run, base))
 
     def tune_blockings(self, tuning: Tuning, progress: Progress) -> None:
         """Build, check and time the candidates, each at its own head dimension; those that fail stay in the records."""
@@ -407,6 +407,11 @@ def plan_choices(rung: ArmSpec, cells: Iterable[Cell], multiprocessors: int) -> 
     return choices
 
 
+def timed_choices(run: RunDir, spec: ArmSpec) -> list[PlanChoice]:
+    """What the rung's own plan chooses in each cell of a tuning."""
+    return plan_choices(spec, [timing.cell for timing in run.timings()], run.info.machine.sm_count or 1)
+
+
 def judge_plan(run: RunDir, progress: Progress) -> None:
     """Record anew what the rung of a tuning chooses, by the present source.
 
@@ -419,8 +424,7 @@ def judge_plan(run: RunDir, progress: Progress) -> None:
     archs = [arch for arch in building.ALL_ARCHS if rung.runs_on(arch)]
     builds, specs = build_rungs(None, [rung], archs, progress)
     raise_on_build_faults([rung], builds)
-    cells = [timing.cell for timing in run.timings()]
-    run.replace("plan", plan_choices(specs[rung.id], cells, run.info.machine.sm_count or 1))
+    run.replace("plan", timed_choices(run, specs[rung.id]))
 
 
 def tunings(run: RunDir) -> list[tuple[str, tables.Table]]:

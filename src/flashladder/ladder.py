@@ -180,10 +180,12 @@ class Ladder:
         return tuple({rung.id: rung for rung in (*portable[-1:], *running[-1:])}.values())
 
     def cell_of(self, rung: Rung) -> Cell:
-        """The cell that a rung, or a variant with its parent, is read at."""
-        own = rung.id if rung in self.rungs else rung.parent
-        legs = [leg.cell for leg in self.legs if own in {r.id for r in leg.rungs}]
-        return legs[0] if legs else self.reference
+        """The cell that a rung is read at. A variant's: its parent's, or of the last leg before that measures it."""
+        if rung in self.rungs:
+            return next(leg.cell for leg in self.legs if rung in leg.rungs)
+        parent = self[rung.parent or ""]
+        before = [leg.cell for leg in self.legs if self.rungs.index(leg.rungs[0]) < self.rungs.index(parent)]
+        return next((c for c in reversed(before) if self.has_variant_at(rung, c.shape)), self.cell_of(parent))
 
     def has(self, rung: Rung, field: str) -> bool:
         """Whether the configuration field stands as a rung changed it, the last to touch it: `forced` puts it back."""

@@ -253,7 +253,7 @@ def test_warpgroups_that_share_rows_join_their_parts(
 ) -> None:
     dtype: DtypeName = "fp16" if head_dim == 64 else "bf16"
     options = Options(schedule=schedule, multiprocessors=sms, async_timing="random", seed=SEED)
-    one = _open(built, "r24_key_groups", options)
+    one = _open(built, "r28_halves_last", options)
     shape = Shape(batch=1, heads_q=1, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
     case = Case("wide", Cell(shape=shape, dtype=dtype, causal=causal))
     record = check.check_case(one.arm, case, one.memory, SEED, _problems(case))
