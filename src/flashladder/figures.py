@@ -121,6 +121,7 @@ def render(draw: Callable[[Figure, T], None], results: T, forms: Sequence[Format
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.transforms import Bbox
 
     style: Any = _STYLE
     with mpl.rc_context():
@@ -132,6 +133,8 @@ def render(draw: Callable[[Figure, T], None], results: T, forms: Sequence[Format
         draw(figure, results)
         layout.execute(figure)
         figure.set_layout_engine("none")  # every form has the layout that was just made
+        for axes in figure.axes:  # the layout's solver differs in the last bits from run to run
+            axes.set_position(Bbox.from_bounds(*(round(x, 6) for x in axes.get_position(original=True).bounds)))
         return {form: _saved(figure, form, title) for form in forms}
 
 

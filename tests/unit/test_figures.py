@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from flashladder.diagnose import Results, diagnose
 from flashladder.figures import FIGURES
@@ -69,6 +71,20 @@ def test_another_process_without_a_home_draws_the_same_bytes(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert set(done.stdout.splitlines()) == here
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_the_last_bits_of_a_layout_do_not_show(results: Results, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, lay_out = FIGURES[name].render(results), ConstrainedLayoutEngine.execute
+
+    def nudged(engine: ConstrainedLayoutEngine, figure: Figure) -> None:
+        lay_out(engine, figure)
+        for axes in figure.axes:
+            x, y, width, height = axes.get_position(original=True).bounds
+            axes.set_position((x * (1 + 1e-12), y, width, height))
+
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", nudged)
+    assert FIGURES[name].render(results) == usual
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
