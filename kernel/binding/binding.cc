@@ -125,9 +125,8 @@ Room allocate_floats(int64_t count, DLDevice device) {
 float* data_of(Room& room) { return static_cast<float*>(room.value().data_ptr()); }
 bool can_allocate() { return TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr; }
 
-// Where a device's calls write an LSE that nobody reads: an allocation costs small calls a tenth of their host time.
-// Calls of all streams share it, and it is never freed, as captured calls write there when they are replayed.
-// Null: for so many rows there is none.
+// Where a device's calls write an LSE that nobody reads, without an allocation in each. Calls of all streams share it,
+// and it is never freed, as captured calls write there when they are replayed. Null: for so many rows there is none.
 float* unread_lse(int64_t rows, DLDevice device) {
   constexpr int64_t kRows = 1 << 16;
   constexpr int kDevices = 64;

@@ -13,7 +13,7 @@ namespace flashladder {
 
 // The time that a block has an SM of an H200 for, in microseconds: `row` for a query row and 1024 keys, `tile` for the
 // rest of a tile of rows. Fewer warpgroups leave the tensor cores idle; blocks that are not persistent load nothing
-// ahead.
+// ahead. The recorded runs of `flashladder tune` hold the choices that follow (tests/unit/test_build.py).
 struct Cost {
   float row, tile;
 };

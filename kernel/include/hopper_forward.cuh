@@ -30,7 +30,9 @@ struct HopperForward {
   // K and V that blocks share while they take the query tiles of several heads longest first, of 50 to 60 MB in L2:
   // short sequences keep more tiles of a head apart in time.
   static constexpr int64_t kSectionBytes = 32 << 20, kShortSectionBytes = 16 << 20;
-  static constexpr int kShortKeys = 1024, kLongKeys = 4096;
+  static constexpr int kShortKeys = 1024;
+  // From here on a turn that is not whole costs more than reading K and V of every head once more.
+  static constexpr int kLongKeys = 4096;
   static constexpr uint32_t kRowBytes = 128, kPanelQ = kM * kRowBytes, kPanelKv = kN * kRowBytes;
   static_assert(kRowGroups * kWarpgroupRows == kM && C.product == Product::wgmma && C.loads == Loads::tma);
 

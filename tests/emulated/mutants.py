@@ -43,14 +43,18 @@ class Mutant:
 
 
 def without_each_synchronisation(rung: Rung) -> Iterator[Mutant]:
-    """One mutant for every synchronising statement of the rung or its headers, with that statement empty."""
+    """One mutant for every synchronising statement of the rung or its headers, with that statement empty.
+
+    A test whose answer is kept says yes.
+    """
     file = paths.ROOT / rung.source
     source = file.read_text()
     for path in [file, *(f for f in source_closure(file) if f.parent == INCLUDE and f.name not in WRAPPERS)]:
         text = path.read_text()
         for match in SYNCHRONISATION.finditer(text):
             line = text.count("\n", 0, match.end()) + 1
-            mutated = text[: match.start()] + ";" + text[match.end() :]
+            nothing = "true;" if text.endswith("= ", 0, match.start()) else ";"
+            mutated = text[: match.start()] + nothing + text[match.end() :]
             name = f"{rung.id}, {path.name}:{line} without {match.group()}"
             said = re.match(r" *// redundant: (\w+)", text[match.end() :])
             redundant = said.group(1) if said else None
