@@ -88,7 +88,7 @@ def diagnose(run: RunDir, ladder: Ladder) -> list[Diagnosis]:
         *judge.values(run.values()),
         *comparisons,
         *judge.bottlenecks(profiles, [a.stats for arms in cells for a in arms]),
-        *_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms], profiles),
+        *judge_predictions(ladder, comparisons, [a.stats for arms in cells for a in arms], profiles),
     ]
 
 
@@ -351,9 +351,10 @@ _CORRECTIONS: dict[Relation, tuple[Correction, Callable[[ArrayLike], NDArray[np.
 # --- predictions ----------------------------------------------------------------------------------------------------
 
 
-def _predictions(
+def judge_predictions(
     ladder: Ladder, comparisons: Sequence[Comparison], arms: Sequence[ArmStats], profiles: Sequence[NcuRecord]
 ) -> list[PredictionOutcome]:
+    """What became of each prediction, from the records of a diagnosis."""
     steps = {(c.cell, c.arm): c for c in comparisons if c.relation == "parent"}
     measured = {a.arm for a in arms}
     outcomes = []
@@ -508,6 +509,14 @@ class Results:
     def fastest_rung(self, cell: Cell) -> str | None:
         times = {name: us for name in self.rungs if (us := self.median_us(cell, name)) is not None}
         return min(times, key=times.__getitem__, default=None)
+
+    def reads(self, cell: Cell, variant: Rung) -> bool:
+        """Whether the cell is of the type that the variant is read in."""
+        return cell.dtype == self.ladder.cell_of(variant).dtype
+
+    def variant_step(self, cell: Cell, variant: Rung) -> Comparison | None:
+        """Of a variant with its parent; None in another type than it is read in."""
+        return self.comparison(cell, variant.id, variant.parent or "") if self.reads(cell, variant) else None
 
     def comparison(self, cell: Cell, name: str, other: str) -> Comparison | None:
         return self.comparisons(cell, name).get(other)

@@ -127,9 +127,8 @@ def _rung(results: Results, rung: Rung) -> Iterator[tuple[str, str]]:
 
 
 def _variant(results: Results, variant: Rung) -> Iterator[tuple[str, str]]:
-    """The range of the parent's time over the variant's, over the cells of the reference's dtype."""
-    cells = [c for c in results.cells if c.dtype == results.ladder.reference.dtype]
-    found = [c.ratio for cell in cells if (c := results.comparison(cell, variant.id, variant.parent or "")) and c.ratio]
+    """The range of the parent's time over the variant's, over the cells of the type that it is read in."""
+    found = [c.ratio for cell in results.cells if (c := results.variant_step(cell, variant)) and c.ratio]
     name = variant_name(results, variant)
     yield f"{name}Low", _number(min(found, default=None))
     yield f"{name}High", _number(max(found, default=None))

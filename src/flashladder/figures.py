@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from flashladder import bottleneck, flops
 from flashladder.diagnose import Results, legs
 from flashladder.ladder import Leg
-from flashladder.model import ArmStats, Cell, PredictionOutcome
+from flashladder.model import ArmStats, Cell, PredictionOutcome, Rung
 from flashladder.summary import champion
 from flashladder.tables import headline_cells, number, shape
 
@@ -352,9 +352,8 @@ def _scale_axes(panels: Any, cells: Sequence[Cell]) -> None:
 
 
 def _variant_cells(results: Results) -> list[Cell]:
-    """The cells of the reference's dtype in which a variant was compared with its parent."""
-    cells = [cell for cell in results.cells if cell.dtype == results.ladder.reference.dtype]
-    return [c for c in cells if any(results.comparison(c, v.id, v.parent or "") for v in results.ladder.variants)]
+    """The cells in which a variant was compared with its parent, in the type that it is read in."""
+    return [c for c in results.cells if any(results.variant_step(c, v) for v in results.ladder.variants)]
 
 
 def _leave_one_out_alt(results: Results) -> str:
@@ -370,14 +369,14 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
         figure.set_size_inches(7.2, 1.5)
         _say(figure.add_subplot(), _leave_one_out_alt(results))
         return
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[Rung]] = {}
     for variant in results.ladder.variants:
-        groups.setdefault(variant.parent or "", []).append(variant.id)
-    heights = [len(names) + 2 for names in groups.values()]
+        groups.setdefault(variant.parent or "", []).append(variant)
+    heights = [len(variants) + 2 for variants in groups.values()]
     figure.set_size_inches(7.2, 0.8 + 0.27 * sum(heights))
     panels = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for axes, (parent, names) in zip(panels, groups.items(), strict=True):
-        _variants(axes, results, parent, names, cells)
+    for axes, (parent, variants) in zip(panels, groups.items(), strict=True):
+        _variants(axes, results, parent, variants, cells)
     figure.supxlabel(
         f"the parent's time over the variant's, {results.ladder.reference.dtype}: below 1 the variant is slower\n"
         "hollow: causal",
@@ -385,13 +384,14 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
     )
 
 
-def _variants(axes: Axes, results: Results, parent: str, names: Sequence[str], cells: Sequence[Cell]) -> None:
+def _variants(axes: Axes, results: Results, parent: str, variants: Sequence[Rung], cells: Sequence[Cell]) -> None:
     """A row a variant; a colour and marker a shape, hollow where the mask is causal."""
-    shown = [c for c in cells if any(results.comparison(c, name, parent) for name in names)]
+    shown = [c for c in cells if any(results.variant_step(c, v) for v in variants)]
+    names = [v.id if v.dtype is None else f"{v.id} ({v.dtype})" for v in variants]
     shapes = list(dict.fromkeys(cell.shape for cell in shown))
     for place, cell in enumerate(shown):
         shift = 0.6 * ((place + 0.5) / len(shown) - 0.5)
-        found = [(row, c) for row, name in enumerate(names) if (c := results.comparison(cell, name, parent))]
+        found = [(row, c) for row, v in enumerate(variants) if (c := results.variant_step(cell, v))]
         points = [(row + shift, c.ratio, *c.ci) for row, c in found if c.ratio is not None and c.ci is not None]
         if not points:
             continue

@@ -185,7 +185,8 @@ class Ladder:
             return next(leg.cell for leg in self.legs if rung in leg.rungs)
         parent = self[rung.parent or ""]
         before = [leg.cell for leg in self.legs if self.rungs.index(leg.rungs[0]) < self.rungs.index(parent)]
-        return next((c for c in reversed(before) if self.has_variant_at(rung, c.shape)), self.cell_of(parent))
+        cell = next((c for c in reversed(before) if self.has_variant_at(rung, c.shape)), self.cell_of(parent))
+        return msgspec.structs.replace(cell, dtype=rung.dtype or cell.dtype)
 
     def has(self, rung: Rung, field: str) -> bool:
         """Whether the configuration field stands as a rung changed it, the last to touch it: `forced` puts it back."""

@@ -80,6 +80,8 @@ class Rung(Record, frozen=True, kw_only=True):
     forced: tuple[str, ...] = ()
     """Further fields that differ because the change leaves no choice."""
     min_arch: int = 80
+    dtype: DtypeName | None = None
+    """The only type that a variant's change shows in, and that it is read in; None: the reference's."""
     sass: tuple[str, ...] = ()
     """Opcode prefixes that the machine code must contain on every architecture."""
     smaller_sass: tuple[str, ...] | None = None

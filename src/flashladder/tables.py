@@ -401,12 +401,13 @@ def _median(arm: ArmStats | None) -> str:
 
 
 def leave_one_out(results: Results, parent: str) -> Table:
-    """A rung's variants: its time over theirs, a column for each cell of the reference's dtype."""
-    dtype = results.ladder.reference.dtype
+    """A rung's variants: its time over theirs, a column for each cell of a type that one is read in."""
     variants = [v for v in results.ladder.variants if v.id in results.variants and v.parent == parent]
-    cells = [c for c in results.cells if c.dtype == dtype and any(results.arm(c, v.id) for v in variants)]
-    rows = [(v.id, v.change, *(ratio(results.comparison(cell, v.id, parent)) for cell in cells)) for v in variants]
-    return Table(("variant", "change", *(f"{shape(cell)} {cell.mask}" for cell in cells)), tuple(rows))
+    cells = [c for c in results.cells if any(results.arm(c, v.id) and results.reads(c, v) for v in variants)]
+    rows = [(v.id, v.change, *(ratio(results.variant_step(cell, v)) for cell in cells)) for v in variants]
+    usual = results.ladder.reference.dtype
+    names = [f"{shape(c)} {c.mask}" + (f" {c.dtype}" if c.dtype != usual else "") for c in cells]
+    return Table(("variant", "change", *names), tuple(rows))
 
 
 def accuracy(checks: Sequence[CheckRecord], ladder: Ladder) -> Table:

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from flashladder import stats
-from flashladder.diagnose import Results, control_arm, diagnose, load_results
+from flashladder import rundir, stats
+from flashladder.diagnose import Results, control_arm, diagnose, judge_predictions, load_results
 from flashladder.errors import FlashladderError
+from flashladder.ladder import load_ladder
 from flashladder.model import ArmStats, ArmTiming, BuildRecord, CellTiming, Comparison, Prediction, PredictionOutcome
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
@@ -327,6 +328,15 @@ def test_a_run_without_timings_leaves_every_prediction_open(tmp_path: Path) -> N
     records = diagnose(made.write_run(tmp_path, []), made.LADDER)
     assert {type(r) for r in records} == {PredictionOutcome}
     assert {r.outcome for r in records if isinstance(r, PredictionOutcome)} == {"not measured"}
+
+
+def test_the_predictions_of_the_pinned_run_are_judged_by_the_present_ladder() -> None:
+    run = rundir.find()
+    records = run.diagnosis()
+    arms = [record for record in records if isinstance(record, ArmStats)]
+    comparisons = [record for record in records if isinstance(record, Comparison)]
+    outcomes = [record for record in records if isinstance(record, PredictionOutcome)]
+    assert outcomes == judge_predictions(load_ladder(), comparisons, arms, run.profiles())
 
 
 # --- records ---

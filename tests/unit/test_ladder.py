@@ -69,6 +69,12 @@ def test_the_variants_are_measured_at_declared_shapes_that_hold_the_reference() 
         assert LADDER.has_variant_at(variant, LADDER.cell_of(variant).shape)
 
 
+def test_a_variant_is_read_where_it_shows() -> None:
+    cell = LADDER.cell_of(LADDER["v28_sum_column"])
+    assert cell.id == "b8h32s2048d64-bf16-full"  # its parent's leg has another shape, and fp16 the parent's kernel
+    assert LADDER.cell_of(LADDER["r28_halves_last"]).shape != cell.shape
+
+
 def test_variants_are_chosen_by_name_alone() -> None:
     assert [r.id for r in LADDER.select(("v13_no_swizzle", "r13"))] == ["r13_tuned", "v13_no_swizzle"]
 
