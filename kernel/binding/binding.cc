@@ -92,6 +92,13 @@ void check_matrix(const char* name, ffi::TensorView x, Shape expected, DLDataTyp
                               << " bytes, which this rung's accesses need; call .clone() or .contiguous() on it";
 }
 
+void check_tma(const char* name, ffi::TensorView x) {
+  if (!flashladder::tma_reads(strides_of(x), x.size(2)))
+    TVM_FFI_THROW(ValueError) << name << " has strides (" << x.stride(0) << ", " << x.stride(1) << ", " << x.stride(2)
+                              << ", 1), expected none below 0 and at least 1 along seq, for TMA; call "
+                                 ".contiguous() on it";
+}
+
 void check_lse(ffi::TensorView lse, Shape q, DLDevice device) {
   if (lse.dtype().code != kDLFloat || lse.dtype().bits != 32)
     TVM_FFI_THROW(TypeError) << "lse is " << dtype_name(lse.dtype()) << ", expected float32";
@@ -248,13 +255,12 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       .part_lse = nullptr,
   };
   const Tile tile = choose(rung, params, device.device_id, forced);
-  if (rung.config.loads == flashladder::Loads::tma && !flashladder::splits_keys(tile))
-    for (const auto& [name, x] : {std::pair{"q", q}, std::pair{"k", k}, std::pair{"v", v}})
-      if (!flashladder::tma_reads(strides_of(x), x.size(2)))
-        TVM_FFI_THROW(ValueError) << name << " has strides (" << x.stride(0) << ", " << x.stride(1) << ", "
-                                  << x.stride(2)
-                                  << ", 1), expected none below 0 and at least 1 along seq, for TMA; call "
-                                     ".contiguous() on it";
+  if (rung.config.loads == flashladder::Loads::tma && !flashladder::splits_keys(tile)) {
+    check_tma("q", q);
+    check_tma("k", k);
+    check_tma("v", v);
+    if (rung.config.tma_store) check_tma("o", o);
+  }
   const Room room = make_room(params, device);
   void* stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
   if (const int error = rung.launch(params, dtype, tile, device.device_id, stream))
@@ -331,6 +337,10 @@ ffi::String config() {
       {"short_gap", c.short_gap},
       {"paced", c.paced},
       {"halves_last", c.halves_last},
+      {"tma_store", c.tma_store},
+      {"quick_repair", c.quick_repair},
+      {"balanced", c.balanced},
+      {"early_combine", c.early_combine},
       {"sum_column", c.sum_column},
       {"software_exp2", c.software_exp2},
       {"key_groups", c.key_groups},

@@ -23,12 +23,25 @@ constexpr Config with_query_rows(Config config, int rows) {
   return config;
 }
 
+// The portable ladder's last rung, for smaller grids.
+constexpr Config portable(const Config& own) {
+  Config config = kTuned;
+  config.early_combine = own.early_combine;
+  return config;
+}
+
 // stages: of each warpgroup that shares rows with others.
 constexpr Config with_key_groups(Config config, int rows, int key_groups, int stages) {
   config = with_query_rows(config, rows);
   config.persistent = false;
   config.key_groups = key_groups;
   config.stages = config.stages_128 = key_groups * stages;
+  return config;
+}
+
+// A block's last act at head_dim 64 takes 1 % of the kernel's time longer by TMA.
+constexpr Config without_tma_store(Config config) {
+  config.tma_store = false;
   return config;
 }
 
@@ -54,9 +67,11 @@ template <int D>
 struct SharedRows {
   static constexpr bool kWide = D > 64;
   static constexpr Config m128(Config config) {
-    return kWide ? with_query_rows(config, 128) : with_key_groups(config, 128, 2, 4);
+    return kWide ? with_query_rows(config, 128) : without_tma_store(with_key_groups(config, 128, 2, 4));
   }
-  static constexpr Config m64(Config config) { return with_key_groups(config, 64, kWide ? 2 : 4, 2); }
+  static constexpr Config m64(Config config) {
+    return kWide ? with_key_groups(config, 64, 2, 2) : without_tma_store(with_key_groups(config, 64, 4, 2));
+  }
   static constexpr Cost kOwn{kWide ? .076f : .053f, 1.5f}, k128{kWide ? .092f : .054f, kWide ? 1.5f : 2.8f},
       k64{kWide ? .093f : .058f, 2.8f};
 
@@ -92,8 +107,8 @@ Tile fitting(const Params& p, int own, int multiprocessors) {
 template <template <int> class Sizes, Config C>
 Tile plan_hopper(Params& p, int multiprocessors) {
   pack_heads(p);
-  const bool is_readable =
-      tma_reads(p.q_strides, p.seq_q) && tma_reads(p.k_strides, p.seq_k) && tma_reads(p.v_strides, p.seq_k);
+  const bool is_readable = tma_reads(p.q_strides, p.seq_q) && tma_reads(p.k_strides, p.seq_k) &&
+                           tma_reads(p.v_strides, p.seq_k) && (!C.tma_store || tma_reads(p.o_strides, p.seq_q));
   const bool is_wide = p.head_dim > 64;
   const bool is_large =
       is_readable && (is_wide ? Sizes<128>::take(p, multiprocessors) : Sizes<64>::take(p, multiprocessors));
@@ -119,7 +134,8 @@ inline int launch(const HopperKernels& kernels, Tile tile, const Params& p, Dtyp
   FLASHLADDER_TMA_RUNG_KERNEL(ID##_m64, SUFFIX, ID##_m64_config_##SUFFIX, HopperForward, T, D)              \
   const flashladder::HopperKernels ID##_large_##SUFFIX{ID##_instance_##SUFFIX, ID##_m128_instance_##SUFFIX, \
                                                        ID##_m64_instance_##SUFFIX};                         \
-  FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, flashladder::kTuned, T, D)
+  constexpr flashladder::Config ID##_portable_config_##SUFFIX = flashladder::portable(CONFIG);              \
+  FLASHLADDER_SMALLER_KERNELS(ID, SUFFIX, ID##_portable_config_##SUFFIX, T, D)
 
 #define FLASHLADDER_DISPATCH_SHARED(ID, SUFFIX)                          \
   {#ID "_" #SUFFIX, ID##_large_##SUFFIX.own.shared_bytes},               \

@@ -68,6 +68,10 @@ struct HopperForward {
       return {m0, head, batch, tiles};
   }
 
+  static_assert(!C.tma_store || C.overlap);
+  static constexpr bool kBalanced = C.balanced && C.persistent;
+  using Maps = MapsOf<C>;
+
   struct Shared {
     alignas(1024) QueryTile q[kQueries];  // and O, on its way out
     alignas(1024) Row k[kStages][kPanels][kN], v[kStages][kPanels][kN];
@@ -133,11 +137,13 @@ struct HopperForward {
   // A lane's sum of a row's weights under a maximum of earlier tiles, at most: fp16 holds each, and the sum of all
   // stays far from fp32's limit.
   static constexpr float kLargestStaleSum = 4096.f;
-  // Tiles of a warpgroup from one look to the next at whether a maximum was too old. Where warpgroups share rows of 64
-  // columns it never looks: all inputs would take 5 % longer there, and few tiles are left to win by it. Nor where they
-  // take turns, whose wider tiles leave no register for it.
-  static constexpr int kTrustedTiles = 4;
-  static constexpr bool kLooksBack = !C.ping_pong && (kKeyGroups == 1 || D > 64);
+  // Tiles of a warpgroup from one look to the next at whether a maximum was too old, and those that it has left then.
+  // Where warpgroups share rows of 64 columns looking costs every input 2 %: only quick_repair does. Nor do those look
+  // that take turns, whose wider tiles leave no register for it.
+  static constexpr int kTrustedTiles = 4, kLeftTiles = C.quick_repair ? 2 : 0;
+  static constexpr bool kLooksBack = !C.ping_pong && (kKeyGroups == 1 || D > 64 || C.quick_repair);
+  // Products of a repair without a loop: at head_dim 64 the longer code cost every input half a percent.
+  static constexpr bool kUnrollsRepair = C.quick_repair && D > 64;
 
   // Weights are packed beside the exponentials, before the vote on their sums.
   static constexpr bool kPacksFirst = C.short_gap;
@@ -146,7 +152,10 @@ struct HopperForward {
   static_assert(C.short_gap || (C.paced == 0 && !C.sum_column));
 
   using Stage = Ring<kStages>;
-  using Query = Ring<kQueries>;
+  struct StoringQuery : Ring<kQueries> {
+    bool is_storing = false;  // O of the item before is on its way out
+  };
+  using Query = std::conditional_t<C.tma_store, StoringQuery, Ring<kQueries>>;
 
   // The rows that fill no tile are the last tile's, or the first's, which under a causal mask sees the fewest keys:
   // then its first warpgroups have no row, and m0 is negative.
@@ -167,7 +176,7 @@ struct HopperForward {
   struct Items {
     int first_head = 0, turn = 0, place = blockIdx.x;
 
-    __device__ bool next(const Params& p, Item& item) {
+    __device__ bool next(const Params& p, [[maybe_unused]] const Maps& maps, Item& item) {
       if constexpr (kKeyGroups > 1) {
         item = item_at(p, gridDim.z - 1 - blockIdx.z, blockIdx.x, blockIdx.y);
         return turn++ == 0;
@@ -188,6 +197,9 @@ struct HopperForward {
       }
       const int section = section_heads(p);
       for (; first_head < heads; first_head += section) {
+        if constexpr (kBalanced) {
+          if (turn == 0) place = maps.places.of[first_head / section % kPlacedSections][blockIdx.x];
+        }
         const int size = min(section, heads - first_head);
         const int64_t items = static_cast<int64_t>(size) * m_tiles;
         const int64_t i = static_cast<int64_t>(turn) * blocks + (turn % 2 == 0 ? place : blocks - 1 - place);
@@ -197,9 +209,11 @@ struct HopperForward {
           item = item_at(p, m_tiles - 1 - static_cast<int>(i / size), head % p.heads_q, head / p.heads_q);
           return true;
         }
-        // Other places get the rest of the next section than got this one's.
-        const int rest = static_cast<int>(items % blocks);
-        place = (place + (items / blocks % 2 == 0 ? blocks - rest : rest)) % blocks;
+        if constexpr (!kBalanced) {
+          // Other places get the rest of the next section than got this one's.
+          const int rest = static_cast<int>(items % blocks);
+          place = (place + (items / blocks % 2 == 0 ? blocks - rest : rest)) % blocks;
+        }
         turn = 0;
       }
       return false;
@@ -235,13 +249,24 @@ struct HopperForward {
       return true;
     }
 
-    static __device__ int section_heads(const Params& p) {
+    static __host__ __device__ int section_heads(const Params& p) {
       const int64_t bytes = p.seq_k > kShortKeys ? kSectionBytes : kShortSectionBytes;
       const int64_t head_bytes = static_cast<int64_t>(p.seq_k) * 2 * D * sizeof(T);
       const int64_t kv_heads = max(bytes / max(head_bytes, int64_t{1}), int64_t{1});
       return static_cast<int>(min(int64_t{p.heads_q} * p.batch, kv_heads * (p.heads_q / p.heads_kv)));
     }
   };
+
+  // What an item costs besides its tiles of keys, in those: B16 H16 D128 takes as long as 36 tiles more than it has, in
+  // 11.6 turns.
+  static constexpr int kItemTiles = 3;
+  static void balance_blocks(Places& places, const Params& p, int blocks) {
+    if (!p.causal) return;
+    std::vector<int> work(ceil_div(p.seq_q, kM));
+    for (int tile = static_cast<int>(work.size()) - 1, end = p.seq_q; tile >= 0; --tile, end -= kM)
+      work[tile] = ceil_div(std::max(0, std::min(p.seq_k, end + p.seq_k - p.seq_q)), kN) + kItemTiles;
+    balance(places, p.heads_q * p.batch, Items::section_heads(p), blocks, work);
+  }
 
   // --- loads --------------------------------------------------------------------------------------------------------
 
@@ -252,22 +277,21 @@ struct HopperForward {
     load_panels(to, map, barrier, row, head, batch);
   }
 
-  static __device__ void load_q(Shared& smem, const TensorMaps& maps, const Item& b, int buffer) {
+  static __device__ void load_q(Shared& smem, const Maps& maps, const Item& b, int buffer) {
     load(smem.q[buffer], maps.q, &smem.q_full[buffer], b.m0, b.head, b.batch);
   }
-  static __device__ void load_kv(Shared& smem, const Params& p, const TensorMaps& maps, const Item& b, int tile,
-                                 int stage) {
+  static __device__ void load_kv(Shared& smem, const Params& p, const Maps& maps, const Item& b, int tile, int stage) {
     load(smem.k[stage], maps.k, &smem.k_full[stage], tile * kN, kv_head(p, b.head), b.batch);
     load(smem.v[stage], maps.v, &smem.v_full[stage], tile * kN, kv_head(p, b.head), b.batch);
   }
 
   // What one thread of the producer warpgroup does: it refills a stage as soon as all warps that read it have.
   // Persistent blocks get their items from it too, which leaves the registers of the search to the consumers.
-  static __device__ void produce(Shared& smem, const Params& p, const TensorMaps& maps) {
+  static __device__ void produce(Shared& smem, const Params& p, const Maps& maps) {
     Stage stage;
     Query query;
     Items items;
-    for (Item b; items.next(p, b); query.advance()) {
+    for (Item b; items.next(p, maps, b); query.advance()) {
       if constexpr (C.persistent) {
         ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
         smem.item[query.index] = b;
@@ -350,7 +374,7 @@ struct HopperForward {
     const int q_row = warp_row + lane % 16, k_row = lane % 8 + lane / 16 * 8;
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) s[i] = 0.f;
-#pragma unroll 1
+#pragma unroll(kUnrollsRepair ? D / 16 : 1)
     for (int d = 0; d < D / 16; ++d) {
       const int panel = d / 4, chunk = d % 4 * 2;
       uint32_t a[4];
@@ -458,7 +482,7 @@ struct HopperForward {
   struct Consumer {
     Shared& smem;
     const Params& p;
-    const TensorMaps& maps;
+    const Maps& maps;
     const int warpgroup;  // by its rows
     Stage stage;
     Query query;
@@ -516,11 +540,13 @@ struct HopperForward {
           attend();
         }
       } else {
-        Items().next(p, item);
+        Items().next(p, maps, item);
         ptx::mbarrier_wait(&smem.q_full[0], 0);
         attend();
       }
       if (C.ping_pong && warpgroup == 0) take_turn();
+      if constexpr (C.tma_store)
+        if (threadIdx.x % 32 == 0) ptx::tma_store_wait_read();
     }
 
     __device__ void attend() {
@@ -564,6 +590,7 @@ struct HopperForward {
           ptx::pin(s);
           weigh<true>(s, weights, tile, [] {});
           pack_weights(weights, s);
+          release_stored();
           for (tile += kNextTile; tile >= stale_tiles; tile += kNextTile) step<true>(s, o, weights, q, tile);
           if constexpr (C.stale_max) {
             // Scores that outgrew an older maximum seldom do so once: the rest gets its own. The warps turn to it
@@ -573,7 +600,8 @@ struct HopperForward {
               is_raised |= step<false>(s, o, weights, q, tile);
               if constexpr (kLooksBack) {
                 const int own_barrier = kOwnBarrier + group * kRowGroups + warpgroup;
-                if (tile / kKeyGroups % kTrustedTiles == 0 && ptx::barrier_any(own_barrier, kWarpgroup, is_raised))
+                if (tile / kKeyGroups % kTrustedTiles == kLeftTiles &&
+                    ptx::barrier_any(own_barrier, kWarpgroup, is_raised))
                   break;
               }
             }
@@ -585,6 +613,8 @@ struct HopperForward {
           multiply_pv(o, weights, smem, stage.index);
           finish_pv(o, &smem.v_empty[stage.index]);
           stage.template skip<kKeyGroups>();
+        } else {
+          release_stored();
         }
         if constexpr (kSumColumn)
           for (int r = 0; r < 2; ++r) rows.sum[r] = o[D / 2 + r * 2];
@@ -764,9 +794,10 @@ struct HopperForward {
               pack(T(), o[i * 4 + r * 2] * inverse, o[i * 4 + r * 2 + 1] * inverse);
         if (column == 0 && has_row(row + r * 8)) lse[(row + r * 8) * p.lse_strides.row] = log_sum_exp(rows.max[r], sum);
       }
+      const int warp_row = tile_row - lane / 4;
+      if constexpr (C.tma_store) return start_store(staged, warp_row);
       __syncwarp();
       T* out = head_base(static_cast<T*>(p.o), p.o_strides, item.batch, item.head);
-      const int warp_row = tile_row - lane / 4;
 #pragma unroll
       for (int i = lane; i < 16 * D / 8; i += 32) {
         const int at = warp_row + i / (D / 8), chunk = i % (D / 8);
@@ -779,9 +810,34 @@ struct HopperForward {
         release(&smem.q_empty[query.index]);
       }
     }
+
+    // One lane sends the warp's rows, which lie in one item and one head.
+    __device__ void start_store(const QueryTile& staged, int warp_row) {
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0 && has_row(item.m0 + warp_row)) {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+          ptx::tma_store(&maps.o.map, staged[panel][warp_row], panel * kPanelColumns, item.m0 + warp_row,
+                         item.head * maps.o.head_step, item.batch * maps.o.batch_step);
+        ptx::tma_store_commit();
+      }
+      query.is_storing = true;
+    }
+
+    // The place of the item before is free for the next Q. Asked for after an item's first products: by then O has
+    // left.
+    __device__ void release_stored() {
+      if constexpr (C.tma_store && C.persistent) {
+        if (query.is_storing && threadIdx.x % 32 == 0) {
+          ptx::tma_store_wait_read();
+          ptx::mbarrier_arrive(&smem.q_empty[query.index == 0 ? kQueries - 1 : query.index - 1]);
+        }
+      }
+    }
   };
 
-  static __device__ void run(const Params& p, const TensorMaps& maps) {
+  static __device__ void run(const Params& p, const Maps& maps) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
     const int warpgroup = uniform(threadIdx.x / kWarpgroup);
@@ -801,7 +857,7 @@ struct HopperForward {
       ptx::fence_mbarrier_init();
       if constexpr (!C.specialized) {
         Item b;
-        Items().next(p, b);
+        Items().next(p, maps, b);
         load_q(smem, maps, b, 0);
         for (int i = 0; i < kStages - 1 && i < b.tiles; ++i) load_kv(smem, p, maps, b, b.tiles - 1 - i, i);
       }

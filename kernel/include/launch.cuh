@@ -33,6 +33,7 @@ struct Instance {
   int tile_m, threads;
   int shared_bytes = 0;  // dynamic
   void (*combine)(Params) = nullptr;
+  bool early_combine = false;
 };
 
 constexpr int kCombineRows = 4;  // a block, one a warp
@@ -78,6 +79,21 @@ static cudaError_t allow_shared(Kernel* kernel, int bytes, int device) {
   return error;
 }
 
+// The kernel may start before the one ahead of it in the stream has ended, and waits for that itself.
+inline cudaError_t launch_early(void (*kernel)(Params), unsigned blocks, int threads, const Params& p,
+                                cudaStream_t stream) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
 inline int launch(const Instance& instance, Grid grid, const Params& p, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return guard.error;
@@ -90,7 +106,9 @@ inline int launch(const Instance& instance, Grid grid, const Params& p, int devi
     instance.kernel<<<blocks(part, instance.tile_m), instance.threads, instance.shared_bytes, stream>>>(part);
     if (part.splits > 1) {
       const int64_t rows = static_cast<int64_t>(part.batch) * part.heads_q * part.seq_q;
-      instance.combine<<<(rows + kCombineRows - 1) / kCombineRows, kCombineRows * 32, 0, stream>>>(part);
+      const auto row_blocks = static_cast<unsigned>((rows + kCombineRows - 1) / kCombineRows);
+      if (instance.early_combine) return launch_early(instance.combine, row_blocks, kCombineRows * 32, part, stream);
+      instance.combine<<<row_blocks, kCombineRows * 32, 0, stream>>>(part);
     }
     return cudaGetLastError();
   });

@@ -345,6 +345,7 @@ struct MmaForward {
   static __device__ void run(const Params& p, const Maps&... maps) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
+    if constexpr (C.early_combine) ptx::let_next_grid_start();
     const int batch = blockIdx.z, head = blockIdx.y;
     const int splits = kSplit ? p.splits : 1, split = blockIdx.x % splits;
     const int m_tile = C.longest_first ? (gridDim.x - 1 - blockIdx.x) / splits : blockIdx.x / splits, m0 = m_tile * kM;
@@ -542,8 +543,9 @@ struct MmaForward {
 
 // Weighs the parts of a row, one a split, by their sums. A warp owns a row and a lane a part's weight; a part that saw
 // no key weighs nothing.
-template <class T, int D>
+template <Config C, class T, int D>
 __device__ void combine_splits(const Params& p) {
+  if constexpr (C.early_combine) ptx::wait_for_grids_ahead();
   const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q * p.seq_q;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineRows + threadIdx.x / 32;
   if (i >= rows) return;
@@ -591,7 +593,7 @@ constexpr Config small(Config config, int head_dim) { return with_rows(config, 1
 
 template <Config C, class T, int D>
 Instance mma_instance(void (*kernel)(Params), void (*combine)(Params) = nullptr) {
-  return {kernel, C.tile_m, C.threads, MmaForward<C, T, D>::kSharedBytes, combine};
+  return {kernel, C.tile_m, C.threads, MmaForward<C, T, D>::kSharedBytes, combine, C.early_combine};
 }
 
 template <bool kPackHeads>
@@ -651,7 +653,7 @@ inline int launch(const Instance& instance, Tile, const Params& p, Dtype, int de
   FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_medium_##SUFFIX, SUFFIX, ID##_medium_config_##SUFFIX, T, D)              \
   FLASHLADDER_MMA_KERNEL_ONE_BLOCK(ID##_small_##SUFFIX, SUFFIX, ID##_small_config_##SUFFIX, T, D)                \
   FLASHLADDER_KERNEL(ID##_combine_##SUFFIX, SUFFIX, (flashladder::kCombineRows * 32),                            \
-                     (flashladder::combine_splits<T, D>(p)))                                                     \
+                     (flashladder::combine_splits<ID##_small_config_##SUFFIX, T, D>(p)))                         \
   const flashladder::Instance ID##_smaller_##SUFFIX[] = {                                                        \
       flashladder::mma_instance<ID##_medium_config_##SUFFIX, T, D>(ID##_medium_##SUFFIX, ID##_combine_##SUFFIX), \
       flashladder::mma_instance<ID##_small_config_##SUFFIX, T, D>(ID##_small_##SUFFIX, ID##_combine_##SUFFIX)};

@@ -93,4 +93,12 @@ __device__ __forceinline__ void mma_half(uint32_t (&d)[2], const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Waits until the grids ahead of this one have ended and what they wrote is seen; lets the grid behind start once every
+// block has come here:
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-griddepcontrol
+__device__ __forceinline__ void wait_for_grids_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_grid_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 }  // namespace flashladder::ptx

@@ -73,6 +73,19 @@ __device__ __forceinline__ void tma_load(void* destination, const CUtensorMap* m
       : "memory");
 }
 
+// Copies the box at these coordinates from shared memory, as far as it lies inside the tensor; part of the thread's
+// open group. What threads wrote there is to be ordered before by fence_async_shared().
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* source, int column, int row, int head,
+                                          int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(shared_address(source)), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until shared memory was read by all of the thread's groups.
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 // --- named barriers:
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar
 

@@ -83,17 +83,21 @@ struct Config {
   bool weights_in_shared = false;  // P goes through shared memory to P V; else it stays in registers
   bool half_scores = false;        // Q K^T is accumulated in fp16, for float16 alone
   Loads loads = Loads::threads;
-  bool specialized = false;   // a warpgroup of its own issues the loads, and leaves its registers to the others
-  bool ping_pong = false;     // warpgroups take turns on the tensor cores
-  bool overlap = false;       // P V of a tile runs beside the softmax of the next
-  bool stale_max = false;     // maxima are brought up to date only where the sums of weights ask for it
-  bool persistent = false;    // a block an SM, which computes query tiles one after the other
-  bool rest_first = false;    // a head's first query tile has the rows that fill none, in place of its last
-  bool short_gap = false;     // between a tile's last exponential and the next products stands as little as can
-  int32_t paced = 0;          // groups of 8 columns whose exponentials wait for those before; 0: none waits
-  bool halves_last = false;   // without a mask, smaller query tiles come last
-  bool sum_column = false;    // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
-  int32_t software_exp2 = 0;  // one of so many exponentials is a polynomial; 0: none
+  bool specialized = false;    // a warpgroup of its own issues the loads, and leaves its registers to the others
+  bool ping_pong = false;      // warpgroups take turns on the tensor cores
+  bool overlap = false;        // P V of a tile runs beside the softmax of the next
+  bool stale_max = false;      // maxima are brought up to date only where the sums of weights ask for it
+  bool persistent = false;     // a block an SM, which computes query tiles one after the other
+  bool rest_first = false;     // a head's first query tile has the rows that fill none, in place of its last
+  bool short_gap = false;      // between a tile's last exponential and the next products stands as little as can
+  int32_t paced = 0;           // groups of 8 columns whose exponentials wait for those before; 0: none waits
+  bool halves_last = false;    // without a mask, smaller query tiles come last
+  bool tma_store = false;      // O leaves shared memory by TMA, while its warpgroup goes on
+  bool quick_repair = false;   // a maximum that is too old is found soon and repaired without a loop
+  bool balanced = false;       // under a causal mask, blocks with less work so far take the longer tiles
+  bool early_combine = false;  // what joins the parts of split keys is launched before they are there
+  bool sum_column = false;     // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
+  int32_t software_exp2 = 0;   // one of so many exponentials is a polynomial; 0: none
   int32_t key_groups = 1;  // warpgroups of a block that share its rows and split its keys; 0: by the size of the grid
   // Of the kernels for head_dim 128, where they differ: 0 and -1 stand for the fields above.
   int32_t tile_m_128 = 0, tile_n_128 = 0, stages_128 = 0, ping_pong_128 = -1;

@@ -9,6 +9,7 @@
 
 #include "launch.cuh"
 #include "ptx_hopper.cuh"
+#include "schedule.h"
 #include "tensor.cuh"
 
 namespace flashladder {
@@ -24,6 +25,22 @@ struct TensorMap {
 struct TensorMaps {
   TensorMap q, k, v;
 };
+
+constexpr int kStoreRows = 16;  // of a box of O: a warp's
+
+// With where O goes.
+struct StoreMaps : TensorMaps {
+  TensorMap o;
+};
+
+// With the blocks' places.
+struct PlacedMaps : StoreMaps {
+  Places places;
+};
+
+template <Config C>
+using MapsOf =
+    std::conditional_t<C.balanced && C.persistent, PlacedMaps, std::conditional_t<C.tma_store, StoreMaps, TensorMaps>>;
 
 // Brings rows from `row` on, one panel of columns after the other: one thread asks, `arrival` counts the bytes.
 template <class T, int panels, int rows>
@@ -78,10 +95,12 @@ inline cudaError_t encode(TensorMaps& maps, const Params& p, Dtype dtype, int ti
 
 // A kernel that reads its operands by TMA, and how it is launched.
 struct TmaInstance {
-  void (*kernel)(Params, TensorMaps);
+  const void* kernel;  // of Params and what MapsOf says
   int tile_m, tile_n, threads, shared_bytes;
   bool persistent;  // a block an SM, at most one a query tile
   bool tiles_last;  // of a grid's axes: the blocks of a tile of all heads start together
+  bool tma_store;
+  void (*balance)(Places&, const Params&, int blocks);  // null: blocks find their places alone
 };
 
 inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
@@ -89,26 +108,40 @@ inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
   if (instance.tiles_last) return dim3(all.y, all.z, all.x);
   if (!instance.persistent) return all;
   const int64_t count = static_cast<int64_t>(all.x) * all.y * all.z;
-  return dim3(static_cast<unsigned>(std::min<int64_t>(count, multiprocessors(device))));
+  const int most = instance.balance != nullptr ? kPlacedBlocks : 1 << 30;
+  return dim3(static_cast<unsigned>(std::min<int64_t>({count, multiprocessors(device), most})));
+}
+
+// Of a forward pass that has one.
+template <class Forward>
+constexpr auto balance_of() -> void (*)(Places&, const Params&, int) {
+  if constexpr (requires { Forward::kBalanced; })
+    if constexpr (Forward::kBalanced) return Forward::balance_blocks;
+  return nullptr;
 }
 
 inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return guard.error;
   if (const cudaError_t error = allow_shared(instance.kernel, instance.shared_bytes, device)) return error;
-  return for_batches(p, [&](const Params& part) {
-    TensorMaps maps;
+  return for_batches(p, [&](Params part) {
+    PlacedMaps maps{};
+    const dim3 grid = blocks(instance, part, device);
+    if (instance.balance != nullptr) instance.balance(maps.places, part, static_cast<int>(grid.x));
     if (const cudaError_t error = encode(maps, part, dtype, instance.tile_m, instance.tile_n)) return error;
-    instance.kernel<<<blocks(instance, part, device), instance.threads, instance.shared_bytes, stream>>>(part, maps);
-    return cudaGetLastError();
+    if (instance.tma_store)
+      if (const auto error = encode(maps.o, dtype, part.o, part.o_strides, part, part.heads_q, part.seq_q, kStoreRows))
+        return error;
+    void* arguments[] = {&part, &maps};
+    return cudaLaunchKernel(instance.kernel, grid, dim3(instance.threads), arguments, instance.shared_bytes, stream);
   });
 }
 
 }  // namespace flashladder
 
-#define FLASHLADDER_TMA_KERNEL(NAME, SUFFIX, BOUNDS, CALL)                                                       \
-  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p,        \
-                                                           const __grid_constant__ flashladder::TensorMaps maps) \
+#define FLASHLADDER_TMA_KERNEL(NAME, SUFFIX, BOUNDS, MAPS, CALL)                                          \
+  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ flashladder::Params p, \
+                                                           const __grid_constant__ MAPS maps)             \
       FLASHLADDER_DEFINED_##SUFFIX(FLASHLADDER_BODY_##SUFFIX(CALL;))
 
 // One kernel for each dtype and head dimension, from FORWARD<CONFIG, T, D>.
@@ -142,11 +175,14 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
 // The bound of one block is what setmaxnreg needs.
 #define FLASHLADDER_TMA_RUNG_KERNEL(ID, SUFFIX, CONFIG, FORWARD, T, D)                                    \
   FLASHLADDER_TMA_KERNEL(ID##_##SUFFIX, SUFFIX, ((flashladder::FORWARD<CONFIG, T, D>::kThreads), 1),      \
-                         (flashladder::FORWARD<CONFIG, T, D>::run(p, maps)))                              \
-  const flashladder::TmaInstance ID##_instance_##SUFFIX{ID##_##SUFFIX,                                    \
-                                                        flashladder::FORWARD<CONFIG, T, D>::kM,           \
-                                                        flashladder::FORWARD<CONFIG, T, D>::kN,           \
-                                                        flashladder::FORWARD<CONFIG, T, D>::kThreads,     \
-                                                        flashladder::FORWARD<CONFIG, T, D>::kSharedBytes, \
-                                                        CONFIG.persistent,                                \
-                                                        CONFIG.key_groups > 1};
+                         flashladder::MapsOf<CONFIG>, (flashladder::FORWARD<CONFIG, T, D>::run(p, maps))) \
+  const flashladder::TmaInstance ID##_instance_##SUFFIX{                                                  \
+      reinterpret_cast<const void*>(ID##_##SUFFIX),                                                       \
+      flashladder::FORWARD<CONFIG, T, D>::kM,                                                             \
+      flashladder::FORWARD<CONFIG, T, D>::kN,                                                             \
+      flashladder::FORWARD<CONFIG, T, D>::kThreads,                                                       \
+      flashladder::FORWARD<CONFIG, T, D>::kSharedBytes,                                                   \
+      CONFIG.persistent,                                                                                  \
+      CONFIG.key_groups > 1,                                                                              \
+      CONFIG.tma_store,                                                                                   \
+      flashladder::balance_of<flashladder::FORWARD<CONFIG, T, D>>()};

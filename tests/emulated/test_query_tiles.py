@@ -19,7 +19,7 @@ from flashladder.model import Cell, DtypeName, Shape
 SEED = 3
 OWN_KERNEL = (0, 1)
 """Of 256 rows, or 192 at head_dim 128; small grids take others."""
-REST_FIRST, HALVES_LAST = "r25_rest_first", "r28_halves_last"
+REST_FIRST, HALVES_LAST, LAST = "r25_rest_first", "r28_halves_last", "r32_early_combine"
 
 
 def _case(dtype: DtypeName, head_dim: int, lengths: tuple[int, int], causal: bool, heads: int = 2) -> Case:
@@ -30,7 +30,7 @@ def _case(dtype: DtypeName, head_dim: int, lengths: tuple[int, int], causal: boo
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
     session = emulation.open_check(ablation.Selection(out=tmp_path_factory.mktemp("cpu")), Options())
-    session.rungs = tuple(load_ladder()[name] for name in (REST_FIRST, HALVES_LAST))
+    session.rungs = tuple(load_ladder()[name] for name in (REST_FIRST, HALVES_LAST, LAST))
     session.build()
     return {spec.name: msgspec.structs.replace(spec, plan=OWN_KERNEL) for spec in session.specs}
 
@@ -47,12 +47,13 @@ def _boxes(spec: ArmSpec, case: Case, options: Options) -> int:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("dtype", "head_dim"), [("fp16", 64), ("bf16", 128)])
+@pytest.mark.parametrize("rung", [HALVES_LAST, LAST])
 def test_any_rest_of_rows_is_right_and_free_of_races(
-    built: Mapping[str, ArmSpec], dtype: DtypeName, head_dim: int, causal: bool, schedule: Schedule
+    built: Mapping[str, ArmSpec], rung: str, dtype: DtypeName, head_dim: int, causal: bool, schedule: Schedule
 ) -> None:
     options = Options(schedule=schedule, multiprocessors=2, async_timing="random", seed=SEED)
     for lengths in ((1, 70), (60, 300), (193, 450), (256, 256), (330, 330), (385, 200)):
-        _boxes(built[HALVES_LAST], _case(dtype, head_dim, lengths, causal), options)
+        _boxes(built[rung], _case(dtype, head_dim, lengths, causal), options)
 
 
 @pytest.mark.parametrize(("causal", "tiles"), [(True, 1 + 4), (False, 4 + 4)])

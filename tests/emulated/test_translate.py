@@ -630,6 +630,12 @@ mad.wide.u32 mine, r1, 4, out; st.global.u32 [mine], r3; barrier.cluster.arrive;
         ".reqnctapercluster 2, 1, 1",
     )
     + entry(
+        "grids",
+        """
+griddepcontrol.launch_dependents; griddepcontrol.wait; st.global.u32 [mine], tid;
+""",
+    )
+    + entry(
         "warpgroup",
         """
 .shared .align 128 .b8 s[2304];
@@ -662,6 +668,12 @@ def test_phases_of_an_mbarrier(hopper: Runner) -> None:
     out = words(hopper)
     assert hopper.launch("phases", out) == ""
     assert (out[:32] == 2).all()
+
+
+def test_a_grid_waits_for_those_ahead(hopper: Runner) -> None:
+    out = words(hopper)
+    assert hopper.launch("grids", out) == ""
+    assert (out[:32] == np.arange(32)).all()
 
 
 def test_bulk_copies(hopper: Runner) -> None:

@@ -65,6 +65,19 @@ def test_random_problems_are_right(torch: Any, arms: dict[str, LoadedArm]) -> No
     assert turn >= 500
 
 
+def test_more_batches_than_a_grid_axis(torch: Any, hopper: LoadedArm) -> None:
+    """The launch in parts: the last batches are what a call of their own gives."""
+    shape, last = (65535 + 7, 1, 40, 128), slice(65535 - 3, None)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    o, lse = torch.full_like(q, float("nan")), torch.full(shape[:3], float("nan"), device="cuda")
+    hopper(q, k, v, o, lse, shape[3] ** -0.5, True)
+    alone, alone_lse = torch.empty_like(o[last]), torch.empty_like(lse[last])
+    hopper(q[last], k[last], v[last], alone, alone_lse, shape[3] ** -0.5, True)
+    assert not o.isnan().any()
+    assert (o[last] - alone).abs().max() <= 0.02
+    assert (lse[last] - alone_lse).abs().max() <= 1e-3
+
+
 def test_tensors_may_move_between_calls(torch: Any, hopper: LoadedArm) -> None:
     """The same shape and strides at other addresses, and the same address with other strides: no map is kept."""
     memory = CudaMemory()

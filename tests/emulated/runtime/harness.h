@@ -49,6 +49,7 @@ struct Shape {
   uint32_t shared = 1024;
   uint32_t blocks = 1;
   uint32_t cluster = 1;
+  bool early = false;
 };
 
 struct Outcome {

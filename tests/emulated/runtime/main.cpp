@@ -35,8 +35,9 @@ Outcome run(Shape shape, const std::function<void()>& body, emu::Options options
   emu_configure(&options);
   emu_reset();
   try {
-    emu::run_grid({"kernel", {shape.blocks, 1, 1}, {shape.threads, 1, 1}, {shape.cluster, 1, 1}, 0, shape.shared},
-                  body);
+    emu::run_grid(
+        {"kernel", {shape.blocks, 1, 1}, {shape.threads, 1, 1}, {shape.cluster, 1, 1}, 0, shape.shared, shape.early},
+        body);
   } catch (const std::runtime_error& e) {
     contains(__FILE__, __LINE__, emu_log(), e.what());
   }

@@ -270,3 +270,21 @@ TEST(bank_conflicts_of_ldmatrix) {
   CHECK_EQUAL(conflicts(1).bank_conflicts, 0u);
   CHECK_EQUAL(conflicts(1).ldmatrix, 1u);
 }
+
+TEST(early_kernels_wait_before_global_memory) {
+  auto* memory = static_cast<uint32_t*>(emu::device_alloc(128));
+  const auto touch = [&] {
+    emu::global(reinterpret_cast<uint64_t>(memory + lane()), 4, 4, thread() % 2 == 0, "access", HERE);
+  };
+  const auto waits = [&] {
+    emu::wait_for_grids_ahead();
+    touch();
+  };
+  const auto last_does_not = [&] { lane() == 31 ? touch() : waits(); };
+  EXPECT_CLEAN(Shape{}, touch);  // leaves the memory known as accessed
+  EXPECT_FINDING(Shape{.early = true}, touch, "before griddepcontrol.wait");
+  EXPECT_FINDING(Shape{.early = true}, last_does_not, "global read before griddepcontrol.wait");
+  EXPECT_CLEAN(Shape{.early = true}, waits);
+  EXPECT_CLEAN(Shape{}, touch);
+  emu::device_free(memory);
+}

@@ -84,10 +84,10 @@ def nanosleep(c: Context) -> str:
 
 @emitter("griddepcontrol")
 def griddepcontrol(c: Context) -> str:
-    """Kernels run one after another."""
-    c.modifiers.choice("launch_dependents", "wait")
+    """Grids run one after the other: one that accesses global memory without the wait it needs is found by that."""
+    which = c.modifiers.choice("launch_dependents", "wait")
     c.operands(0)
-    return ";"
+    return "emu::wait_for_grids_ahead();" if which == "wait" else ";"
 
 
 @emitter("pmevent")

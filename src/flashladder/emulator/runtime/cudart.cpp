@@ -51,7 +51,8 @@ bool grid_fits(emu::Dim3 g, emu::Dim3 b) {
 
 emu::Dim3 dim(dim3 d) { return {d.x, d.y, d.z}; }
 
-cudaError_t launch(const void* key, dim3 grid, dim3 block, void** arguments, size_t shared, const emu::Dim3* cluster) {
+cudaError_t launch(const void* key, dim3 grid, dim3 block, void** arguments, size_t shared, const emu::Dim3* cluster,
+                   bool early = false) {
   const auto it = functions().find(key);
   if (it == functions().end()) return refuse(cudaErrorInvalidDeviceFunction, "a launch of no registered kernel");
   const Function& f = it->second;
@@ -62,7 +63,8 @@ cudaError_t launch(const void* key, dim3 grid, dim3 block, void** arguments, siz
                 dim(block),
                 cluster ? *cluster : kernel->cluster,
                 kernel->static_shared,
-                static_cast<uint32_t>(shared)};
+                static_cast<uint32_t>(shared),
+                early};
   if (!grid_fits(l.grid, l.block)) return refuse(cudaErrorInvalidConfiguration, f.name + ": invalid grid or block");
   if (shared > f.max_dynamic_shared || shared + kernel->static_shared > kMaxBlockShared)
     return refuse(cudaErrorInvalidValue, f.name + ": " + std::to_string(shared) +
@@ -205,7 +207,7 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
   emu::Dim3 cluster;
-  bool clustered = false;
+  bool clustered = false, early = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& a = config->attrs[i];
     switch (a.id) {
@@ -213,9 +215,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
         cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
         clustered = true;
         break;
+      case cudaLaunchAttributeProgrammaticStreamSerialization:
+        early = a.val.programmaticStreamSerializationAllowed != 0;
+        break;
       case cudaLaunchAttributeIgnore:
       case cudaLaunchAttributePriority:
-      case cudaLaunchAttributeProgrammaticStreamSerialization:
       case cudaLaunchAttributeClusterSchedulingPolicyPreference:
         break;
       default:
@@ -223,7 +227,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     }
   }
   return launch(function, config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes,
-                clustered ? &cluster : nullptr);
+                clustered ? &cluster : nullptr, early);
 }
 
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {

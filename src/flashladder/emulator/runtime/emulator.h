@@ -60,6 +60,7 @@ struct Launch {
   const char* kernel;
   Dim3 grid, block, cluster;
   uint32_t static_shared, dynamic_shared;  // static: rounded up to the alignment that the dynamic part needs
+  bool early = false;  // it may start before the grid ahead of it ends: no global memory before griddepcontrol.wait
 };
 void run_grid(const Launch&, const std::function<void()>& body);
 
@@ -136,6 +137,7 @@ uint32_t active_mask();
 bool elect(uint32_t mask, Loc);
 void sync_warp(uint32_t mask, Loc);
 void yield(const char* what, Loc);
+void wait_for_grids_ahead();  // griddepcontrol.wait
 
 // --- barriers ----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ struct Allocation {
 };
 std::map<uint64_t, Allocation> allocations;  // by start
 
+bool is_wait_expected;
+
 void forget_recent() {
   for (Region& r : recent_regions) r = {};
 }
@@ -72,6 +74,11 @@ void adopt(const void* p, size_t bytes) {
   forget_recent();
 }
 
+void expect_waits(bool expected) {
+  is_wait_expected = expected;
+  if (expected) forget_recent();
+}
+
 std::string describe_fault(uint64_t address) {
   for (const auto& [start, a] : allocations) {
     if (!a.map || address - reinterpret_cast<uint64_t>(a.map) >= a.map_bytes) continue;
@@ -99,7 +106,11 @@ void* global_checked(uint64_t address, uint32_t bytes, uint32_t align, bool writ
     fail(loc, "%s: out-of-bounds global %s of %u bytes at 0x%llx, outside every allocation%s", what,
          write ? "write" : "read", bytes, static_cast<Address>(address), near.c_str());
   }
-  recent_regions[loc.line & 15] = {it->first, it->first + it->second.bytes};
+  if (!is_wait_expected)
+    recent_regions[loc.line & 15] = {it->first, it->first + it->second.bytes};
+  else if (!me().waited_for_grids)
+    fail(loc, "%s: global %s before griddepcontrol.wait in a kernel that may start before the one ahead of it ends",
+         what, write ? "write" : "read");
   return reinterpret_cast<void*>(address);
 }
 

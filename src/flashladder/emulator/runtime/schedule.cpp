@@ -193,7 +193,7 @@ void reset_thread(ThreadState& t, uint32_t index) {
   t.status = Status::ready;
   t.wait = {};
   t.barrier_result = 0;
-  t.cluster_arrived = false;
+  t.cluster_arrived = t.waited_for_grids = false;
   t.copies.clear();
   t.copy_epoch = t.store_group = 1;
   t.group_ends.clear();
@@ -318,6 +318,8 @@ void yield(const char* what, Loc loc) {
   leave_fiber();
 }
 
+void wait_for_grids_ahead() { me().waited_for_grids = true; }
+
 void leave_fiber() { emu_switch(&me().stack_pointer, scheduler_stack_pointer); }
 
 void engine_submit(std::string what, std::function<void()> run) {
@@ -341,6 +343,7 @@ void run_grid(const Launch& l, const std::function<void()>& body) {
   thread_body = &body;
   seed_random(options.seed);
   layout_shared(l.static_shared, l.dynamic_shared);
+  expect_waits(l.early);
   const SignalGuard guard;
 
   const Dim3 in_clusters{l.grid.x / l.cluster.x, l.grid.y / l.cluster.y, l.grid.z / l.cluster.z};

@@ -68,7 +68,7 @@ struct ThreadState : Thread {
   void* stack_pointer;
   Wait wait;
   uint32_t barrier_result;
-  bool cluster_arrived;
+  bool cluster_arrived, waited_for_grids;
   std::vector<AsyncCopy> copies;
   uint32_t copy_epoch;               // of the next copy; grows at a commit and at an mbarrier arrival; from 1
   std::vector<uint32_t> group_ends;  // last epoch of each committed group
@@ -163,6 +163,7 @@ class SignalGuard {  // memory faults and divisions by zero of a fiber become fa
 // --- memory (memory.cpp) -----------------------------------------------------------------------------------------
 
 void layout_shared(uint32_t static_bytes, uint32_t dynamic_bytes);
+void expect_waits(bool expected);  // of the threads of the grid that runs, before global memory
 void poison_shared(uint32_t ranks);
 void select_block(uint32_t rank);  // makes its memory the fast path's
 uint32_t shared_extent();          // bytes from offset 0 to the end of a block's memory

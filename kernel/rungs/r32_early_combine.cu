@@ -1,0 +1,25 @@
+// r32_early_combine, after r31_balanced: the kernel that joins the parts of split keys is launched while they are
+// computed.
+#define FLASHLADDER_IN_PARTS
+#include "dispatch.cuh"
+#include "hopper_tuned.h"
+
+using namespace flashladder;
+
+constexpr Config kConfig = [] {
+  Config config = kHopper;
+  config.splits = 0;
+  config.pack_heads = true;
+  config.key_groups = 0;
+  config.rest_first = true;
+  config.short_gap = true;
+  config.paced = 4;
+  config.halves_last = true;
+  config.tma_store = true;
+  config.quick_repair = true;
+  config.balanced = true;
+  config.early_combine = true;
+  return config;
+}();
+
+FLASHLADDER_DISPATCH_RUNG(r32_early_combine, kConfig, SharedRows)
