@@ -708,7 +708,7 @@ struct HopperForward {
       multiply_qk(s, q, smem.k[stage.index]);
       if constexpr (C.short_gap) {
         ptx::mbarrier_wait(&smem.v_full[before.index], before.parity);
-        ptx::wgmma_fence();
+        ptx::wgmma_fence();  // redundant: overlap
       }
       multiply_pv(o, weights, smem, before.index);
       pass_turn();

@@ -25,8 +25,8 @@ class Document:
 
 
 FIGURES = "paper/generated/"
-AGREEMENT = "agreement"
-"""The run beside a recorded one that `check --on both` filled on the same kind of GPU."""
+AGREEMENTS = "agreement*"
+"""The runs beside a recorded one that `check --on both` filled on the same kind of GPU, each for some of the rungs."""
 
 
 def load(run: RunDir, ladder: Ladder, *, in_repository: bool) -> Document:
@@ -34,7 +34,8 @@ def load(run: RunDir, ladder: Ladder, *, in_repository: bool) -> Document:
     records, agreements = None, run.agreements()
     if in_repository and run.path.resolve().is_relative_to(paths.ROOT.resolve()):
         records = f"{run.path.resolve().relative_to(paths.ROOT.resolve())}/"
-        agreements = agreements or RunDir(run.path.parent / AGREEMENT).agreements()
+        beside = sorted(run.path.parent.glob(AGREEMENTS))
+        agreements = agreements or [record for path in beside for record in RunDir(path).agreements()]
     return Document(
         info=run.info,
         results=load_results(run, ladder),

@@ -20,6 +20,7 @@ CASES = [
     for case in edge_cases("fp16", 64)
     if case.family == "edge" or (case.family == "values" and case.values == "outlier")
 ]
+SPLIT = [case for case in edge_cases("fp16", 64) if case.family == "split"]
 WIDE = [case for case in edge_cases("fp16", 64) if case.family == "wide"]
 TIMINGS: tuple[AsyncTiming, ...] = ("late", "random")
 OPTIONS = [Options(schedule=s, async_timing=timing, seed=1) for timing in TIMINGS for s in SCHEDULES]
@@ -84,7 +85,7 @@ def test_every_synchronisation_is_needed(rung: str, tmp_path: Path) -> None:
     plans = LADDER.has(LADDER[rung], "splits")
     persists = LADDER.has(LADDER[rung], "persistent")
     options = [replace(o, multiprocessors=sms) for o in OPTIONS for sms in (SMS if plans or persists else SMS[:1])]
-    cases = [*WIDE, *CASES] if LADDER[rung].min_arch >= HOPPER else CASES
+    cases = [*(WIDE if LADDER[rung].min_arch >= HOPPER else ()), *CASES, *(SPLIT if plans else ())]
     found = [mutants.Mutant(LADDER[rung], "itself", source), *mutants.without_each_synchronisation(LADDER[rung])]
     itself, *libraries = mutants.build(found, tmp_path)
     survivors = [
