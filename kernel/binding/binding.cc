@@ -299,7 +299,7 @@ ffi::String plan(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q
   p.seq_k = static_cast<int32_t>(seq_k);
   p.head_dim = static_cast<int32_t>(head_dim);
   p.causal = causal;
-  p.q_strides = {heads_q * seq_q * head_dim, seq_q * head_dim, head_dim};
+  p.q_strides = p.o_strides = {heads_q * seq_q * head_dim, seq_q * head_dim, head_dim};
   p.k_strides = p.v_strides = {heads_kv * seq_k * head_dim, seq_k * head_dim, head_dim};
   const int tile = static_cast<int>(rung.plan(p, static_cast<int>(multiprocessors)));
   return std::to_string(tile) + " " + std::to_string(p.splits);
