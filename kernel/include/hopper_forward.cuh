@@ -172,7 +172,8 @@ struct HopperForward {
   // The items of this block. Persistent blocks take them in turns, a place further each time: a head's last tile may
   // have few rows, and the blocks are often a multiple of its tiles. Causal ones differ more: blocks take them longest
   // first within a section of heads, in turns from the first to the last and back, so that each gets of the long and of
-  // the short ones. Where warpgroups share rows, grids are small: the long tiles of all heads start first.
+  // the short ones; where `balanced`, from the places that the host planned. Where warpgroups share rows, grids are
+  // small: the long tiles of all heads start first.
   struct Items {
     int first_head = 0, turn = 0, place = blockIdx.x;
 
@@ -262,10 +263,23 @@ struct HopperForward {
   static constexpr int kItemTiles = 3;
   static void balance_blocks(Places& places, const Params& p, int blocks) {
     if (!p.causal) return;
-    std::vector<int> work(ceil_div(p.seq_q, kM));
-    for (int tile = static_cast<int>(work.size()) - 1, end = p.seq_q; tile >= 0; --tile, end -= kM)
-      work[tile] = ceil_div(std::max(0, std::min(p.seq_k, end + p.seq_k - p.seq_q)), kN) + kItemTiles;
-    balance(places, p.heads_q * p.batch, Items::section_heads(p), blocks, work);
+    // A thread's last plan: making one takes the host longer than the rest of a call.
+    static thread_local Places kept{};
+    static thread_local int32_t kept_for[6]{};
+    const int32_t problem[6] = {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, blocks};
+    bool is_kept = true;
+    for (int i = 0; i < 6; ++i) {
+      is_kept &= kept_for[i] == problem[i];
+      kept_for[i] = problem[i];
+    }
+    if (!is_kept) {
+      const int tiles = ceil_div(p.seq_q, kM);
+      balance(kept, p.heads_q * p.batch, Items::section_heads(p), blocks, tiles, [&](int tile) {
+        const int keys = p.seq_k - (tiles - 1 - tile) * kM;  // of its last row
+        return ceil_div(std::max(0, keys), kN) + kItemTiles;
+      });
+    }
+    places = kept;
   }
 
   // --- loads --------------------------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ inline cudaError_t launch_early(void (*kernel)(Params), unsigned blocks, int thr
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  cudaLaunchKernelEx(&config, kernel, p);
+  return cudaGetLastError();
 }
 
 inline int launch(const Instance& instance, Grid grid, const Params& p, int device, cudaStream_t stream) {
@@ -107,6 +108,7 @@ inline int launch(const Instance& instance, Grid grid, const Params& p, int devi
     if (part.splits > 1) {
       const int64_t rows = static_cast<int64_t>(part.batch) * part.heads_q * part.seq_q;
       const auto row_blocks = static_cast<unsigned>((rows + kCombineRows - 1) / kCombineRows);
+      if (const cudaError_t error = cudaGetLastError()) return error;
       if (instance.early_combine) return launch_early(instance.combine, row_blocks, kCombineRows * 32, part, stream);
       instance.combine<<<row_blocks, kCombineRows * 32, 0, stream>>>(part);
     }

@@ -83,18 +83,18 @@ struct Config {
   bool weights_in_shared = false;  // P goes through shared memory to P V; else it stays in registers
   bool half_scores = false;        // Q K^T is accumulated in fp16, for float16 alone
   Loads loads = Loads::threads;
-  bool specialized = false;    // a warpgroup of its own issues the loads, and leaves its registers to the others
-  bool ping_pong = false;      // warpgroups take turns on the tensor cores
-  bool overlap = false;        // P V of a tile runs beside the softmax of the next
-  bool stale_max = false;      // maxima are brought up to date only where the sums of weights ask for it
-  bool persistent = false;     // a block an SM, which computes query tiles one after the other
-  bool rest_first = false;     // a head's first query tile has the rows that fill none, in place of its last
-  bool short_gap = false;      // between a tile's last exponential and the next products stands as little as can
-  int32_t paced = 0;           // groups of 8 columns whose exponentials wait for those before; 0: none waits
-  bool halves_last = false;    // without a mask, smaller query tiles come last
-  bool tma_store = false;      // O leaves shared memory by TMA, while its warpgroup goes on
-  bool quick_repair = false;   // a maximum that is too old is found soon and repaired without a loop
-  bool balanced = false;       // under a causal mask, blocks with less work so far take the longer tiles
+  bool specialized = false;   // a warpgroup of its own issues the loads, and leaves its registers to the others
+  bool ping_pong = false;     // warpgroups take turns on the tensor cores
+  bool overlap = false;       // P V of a tile runs beside the softmax of the next
+  bool stale_max = false;     // maxima are brought up to date only where the sums of weights ask for it
+  bool persistent = false;    // a block an SM, which computes query tiles one after the other
+  bool rest_first = false;    // a head's first query tile has the rows that fill none, in place of its last
+  bool short_gap = false;     // between a tile's last exponential and the next products stands as little as can
+  int32_t paced = 0;          // groups of 8 columns whose exponentials wait for those before; 0: none waits
+  bool halves_last = false;   // without a mask, smaller query tiles come last
+  bool tma_store = false;     // O leaves shared memory by TMA, while its warpgroup goes on
+  bool quick_repair = false;  // maxima that are too old are found also where warpgroups share rows, and repaired faster
+  bool balanced = false;      // under a causal mask, blocks with less work so far take the longer tiles
   bool early_combine = false;  // what joins the parts of split keys is launched before they are there
   bool sum_column = false;     // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
   int32_t software_exp2 = 0;   // one of so many exponentials is a polynomial; 0: none
@@ -147,7 +147,7 @@ struct Rung {
   Tile last_tile = Tile::large;  // of those that a plan may name
 };
 
-// Whether TMA can read such rows: it knows no step back, and no row twice.
+// Whether TMA can read such rows, or write them: it knows no step back, and no row twice.
 constexpr bool tma_reads(const Strides& strides, int64_t rows) {
   return strides.batch >= 0 && strides.head >= 0 && (rows <= 1 || strides.row > 0);
 }

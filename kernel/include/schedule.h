@@ -1,11 +1,9 @@
-// Which query tiles the persistent blocks take under a causal mask, where tiles differ in length: planned on the host
-// for every call. Host-only.
+// Which query tiles the persistent blocks take under a causal mask, where tiles differ in length: planned on the host.
+// Host-only.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
-#include <vector>
 
 namespace flashladder {
 
@@ -17,28 +15,36 @@ struct Places {
 };
 
 // A section is `section` heads, whose tiles come longest first: in even turns the block at place i takes the i-th, in
-// odd ones the i-th last. Blocks with less work so far get the places with more. work: of each tile of a head.
-inline void balance(Places& places, int heads, int section, int blocks, const std::vector<int>& work) {
-  const int tiles = static_cast<int>(work.size());
-  std::vector<int64_t> done(blocks), ahead(blocks);
-  std::vector<int> by_done(blocks), by_ahead(blocks);
-  std::iota(by_done.begin(), by_done.end(), 0);
-  for (int s = 0; s < kPlacedSections && s * section < heads; ++s) {
+// odd ones the i-th last. Blocks with less work so far get the places with more. work(tile): of each tile of a head.
+template <class Work>
+void balance(Places& places, int heads, int section, int blocks, int tiles, Work work) {
+  int64_t done[kPlacedBlocks] = {}, ahead[kPlacedBlocks];
+  uint8_t by_done[kPlacedBlocks], by_ahead[kPlacedBlocks];
+  for (int i = 0; i < blocks; ++i) by_done[i] = static_cast<uint8_t>(i);
+  for (int s = 0, planned = 0; s < kPlacedSections && s * section < heads; ++s) {
     const int size = std::min(section, heads - s * section);
-    const int64_t items = int64_t{size} * tiles;
-    for (int place = 0; place < blocks; ++place) {
-      ahead[place] = 0;
-      for (int64_t turn = 0;; ++turn) {
-        const int64_t i = turn * blocks + (turn % 2 == 0 ? place : blocks - 1 - place);
-        if (i >= items) break;
-        ahead[place] += work[tiles - 1 - i / size];
+    if (size != planned) {
+      for (int i = 0; i < blocks; ++i) {
+        ahead[i] = 0;
+        by_ahead[i] = static_cast<uint8_t>(i);
       }
+      for (int tile = tiles - 1, place = 0, step = 1; tile >= 0; --tile) {
+        const int64_t cost = work(tile);
+        for (int head = 0; head < size; ++head) {
+          ahead[place] += cost;
+          place += step;
+          if (place < 0 || place == blocks) {
+            step = -step;
+            place += step;
+          }
+        }
+      }
+      std::stable_sort(by_ahead, by_ahead + blocks, [&](int a, int b) { return ahead[a] > ahead[b]; });
+      planned = size;
     }
-    std::iota(by_ahead.begin(), by_ahead.end(), 0);
-    std::stable_sort(by_ahead.begin(), by_ahead.end(), [&](int a, int b) { return ahead[a] > ahead[b]; });
-    std::stable_sort(by_done.begin(), by_done.end(), [&](int a, int b) { return done[a] < done[b]; });
+    std::stable_sort(by_done, by_done + blocks, [&](int a, int b) { return done[a] < done[b]; });
     for (int i = 0; i < blocks; ++i) {
-      places.of[s][by_done[i]] = static_cast<uint8_t>(by_ahead[i]);
+      places.of[s][by_done[i]] = by_ahead[i];
       done[by_done[i]] += ahead[by_ahead[i]];
     }
   }

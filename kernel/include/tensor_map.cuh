@@ -1,4 +1,5 @@
-// Tensor maps of the operands, from which TMA reads boxes of rows: encoded on the host for every call, never kept.
+// Tensor maps of the operands and of O, whose boxes of rows TMA reads and writes: encoded on the host for every call,
+// never kept.
 #pragma once
 
 #include <cuda.h>
@@ -109,7 +110,7 @@ inline dim3 blocks(const TmaInstance& instance, const Params& p, int device) {
   if (!instance.persistent) return all;
   const int64_t count = static_cast<int64_t>(all.x) * all.y * all.z;
   const int most = instance.balance != nullptr ? kPlacedBlocks : 1 << 30;
-  return dim3(static_cast<unsigned>(std::min<int64_t>({count, multiprocessors(device), most})));
+  return dim3(static_cast<unsigned>(std::min<int64_t>(count, std::min(multiprocessors(device), most))));
 }
 
 // Of a forward pass that has one.
@@ -133,7 +134,8 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
       if (const auto error = encode(maps.o, dtype, part.o, part.o_strides, part, part.heads_q, part.seq_q, kStoreRows))
         return error;
     void* arguments[] = {&part, &maps};
-    return cudaLaunchKernel(instance.kernel, grid, dim3(instance.threads), arguments, instance.shared_bytes, stream);
+    cudaLaunchKernel(instance.kernel, grid, dim3(instance.threads), arguments, instance.shared_bytes, stream);
+    return cudaGetLastError();
   });
 }
 

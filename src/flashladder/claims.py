@@ -207,13 +207,9 @@ class Predictions(_Bounded, frozen=True, kw_only=True, tag="predictions"):
 
 
 class Values(_Bounded, frozen=True, kw_only=True, tag="values"):
-    """The arm's time on a kind of values over that on normal ones: each kind, in each cell of the set `values`.
-
-    `shapes`: those alone, by their ids.
-    """
+    """The arm's time on a kind of values over that on normal ones: each kind, in each cell of the set `values`."""
 
     arm: str
-    shapes: tuple[str, ...] = ()
 
 
 class Roof(_Bounded, frozen=True, kw_only=True, tag="roof"):
@@ -680,10 +676,7 @@ def _predictions(p: Predictions, view: View) -> Measure:
 
 def _values(p: Values, view: View) -> Measure:
     found, missing = [], []
-    cells = [cell for cell in value_cells() if not p.shapes or cell.shape.id in p.shapes]
-    if not cells:
-        raise FlashladderError(f"{CLAIMS}: {p.arm}: the set 'values' has no shape {', '.join(p.shapes)}")
-    for cell in cells:
+    for cell in value_cells():
         for kind in ODD_VALUES:
             timed = view.results.values.get((cell, p.arm, kind))
             where = f"{kind} values in {cell.id}"

@@ -378,8 +378,8 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
     for axes, (parent, variants) in zip(panels, groups.items(), strict=True):
         _variants(axes, results, parent, variants, cells)
     figure.supxlabel(
-        f"the parent's time over the variant's, {results.ladder.reference.dtype}: below 1 the variant is slower\n"
-        "hollow: causal",
+        f"the parent's time over the variant's, {results.ladder.reference.dtype} unless named: below 1 the variant is "
+        "slower\nhollow: causal",
         fontsize=9,
     )
 

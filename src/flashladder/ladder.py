@@ -36,6 +36,8 @@ CONTROL = "#control"
 """Suffix of the baseline's second arm in every cell: the run's own A/A comparison."""
 CHOICE = "@"
 """Stands between a rung and the plan that it is made to follow (tune.py)."""
+VALUES = "values"
+"""The set whose cells are timed on every kind of values, and on normal ones beside them alone."""
 
 
 def gated_name(arm: str) -> str:
@@ -345,7 +347,12 @@ def gpu_called(slug: str) -> Gpu:
 
 def value_cells() -> list[Cell]:
     """The cells in which the champions are timed on every kind of values."""
-    return load_shapes()["values"].cells((load_ladder().reference.dtype,))
+    return load_shapes()[VALUES].cells((load_ladder().reference.dtype,))
+
+
+def timed_sets() -> list[ShapeSet]:
+    """The declared sets whose cells are timed on normal values, each from the L2 state of its set."""
+    return [declared for name, declared in load_shapes().items() if name != VALUES]
 
 
 def preset_cells(preset: Preset) -> dict[Cell, L2Mode]:

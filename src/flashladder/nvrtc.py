@@ -34,8 +34,9 @@ SUBSTITUTIONS = (
     # NVRTC initialises no variable of the device at run time.
     (r"\bstatic const auto\b", "const auto"),
     (r"\bstatic thread_local\b", "static"),
+    (r"reinterpret_cast<const void\*>\(ID##_##SUFFIX\)", "nullptr"),  # no constant
     (r"\bInstance mma_instance\(", "constexpr Instance mma_instance("),
-    (r"\bconst (flashladder::(?:Instance|HopperSizes|TmaInstance) ID)", r"constexpr \1"),
+    (r"\bconst (flashladder::(?:Instance|HopperKernels|TmaInstance) ID)", r"constexpr \1"),
 )
 STAND_INS = {
     "cstdint": """
@@ -56,6 +57,7 @@ namespace std {
 template <class T> constexpr const T& min(const T& a, const T& b) { return b < a ? b : a; }
 template <class T> constexpr const T& max(const T& a, const T& b) { return a < b ? b : a; }
 template <class T> constexpr const T& clamp(const T& x, const T& a, const T& b) { return max(a, min(x, b)); }
+template <class Place, class Less> constexpr void stable_sort(Place, Place, Less) {}
 }
 """,
     "type_traits": """
@@ -64,6 +66,8 @@ namespace std {
 template <bool, class Then, class Else> struct conditional { typedef Then type; };
 template <class Then, class Else> struct conditional<false, Then, Else> { typedef Else type; };
 template <bool chosen, class Then, class Else> using conditional_t = typename conditional<chosen, Then, Else>::type;
+template <class A, class B> constexpr bool is_same_v = false;
+template <class A> constexpr bool is_same_v<A, A> = true;
 }
 """,
     "cuda_runtime.h": """
@@ -74,6 +78,9 @@ cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t);
 cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int);
 template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int);
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t);
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t*, void (*)(Parameters...), Arguments...);
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char*, void**, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*);
 """,

@@ -347,7 +347,7 @@ def _leave_one_out(document: Document, text: str | None) -> list[str]:
         "## Leave one out",
         *([text] if text is not None else []),
         "One field of a kernel's configuration changed: its time over the variant's, below 1 the variant is slower. "
-        f"{results.ladder.reference.dtype}; Holm over a kernel's variants in a cell.",
+        f"{results.ladder.reference.dtype} unless a column names a type; Holm over a kernel's variants in a cell.",
         _image(document, "leave_one_out"),
     ]
     for parent in parents:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from flashladder.diagnose import Results, load_results
-from flashladder.ladder import Ladder, load_shapes
+from flashladder.ladder import Ladder, timed_sets
 from flashladder.model import ArmStats, Cell, DtypeName, Estimate, Kind, L2Mode, Record, Rung, Shape, Status, Verdict
 from flashladder.rundir import RunDir, pinned_id
 
@@ -140,7 +140,7 @@ def is_pinned(run: RunDir) -> bool:
 
 def sets_of(cell: Cell, l2: L2Mode) -> list[str]:
     """The declared sets that a cell measured from that L2 state belongs to."""
-    return [s.name for s in load_shapes().values() if s.l2 == l2 and cell in s.cells()]
+    return [s.name for s in timed_sets() if s.l2 == l2 and cell in s.cells()]
 
 
 def aliases(results: Results) -> dict[str, str]:

@@ -22,7 +22,7 @@ from flashladder import diagnose, flops, stats
 from flashladder.check import refusal, seed_of
 from flashladder.errors import FlashladderError
 from flashladder.inputs import ODD_VALUES, Case
-from flashladder.ladder import Ladder, gated_name, gpu_named, load_presets, load_shapes, value_cells
+from flashladder.ladder import Ladder, gated_name, gpu_named, load_presets, timed_sets, value_cells
 from flashladder.model import (
     Agreement,
     ArmStats,
@@ -365,7 +365,7 @@ def _profiles(v: Validation) -> None:
 def _declared_cells() -> dict[Cell, set[str]]:
     """Every cell of the sweeps, and the L2 states that it is timed from."""
     cells: dict[Cell, set[str]] = defaultdict(set)
-    for declared in load_shapes().values():
+    for declared in timed_sets():
         for cell in declared.cells():
             cells[cell].add(declared.l2)
     return cells

@@ -53,6 +53,12 @@ BUGS = {
         "is_raised",
         "hopper_forward.cuh",
     ),
+    "parts are joined before they are there": (
+        "r32_early_combine",
+        "ptx::wait_for_grids_ahead();",
+        ";",
+        "mma_forward.cuh",
+    ),
     "maximum not carried": ("r03_warp_reduce", "new_max = fmaxf(old_max, warp_max(t))", "new_max = warp_max(t)", None),
 }
 
@@ -72,7 +78,7 @@ def test_a_planted_bug_is_reported(name: str, tmp_path: Path) -> None:
     rung, old, new, header = BUGS[name]
     mutant = mutants.replaced(LADDER[rung], name, old, new, header)
     (library,) = mutants.build([mutant], tmp_path)
-    cases = WIDE if LADDER[rung].min_arch >= HOPPER else CASES
+    cases = [*WIDE, *SPLIT] if LADDER[rung].min_arch >= HOPPER else CASES
     assert mutants.noticed(library, cases, OPTIONS[:1]) is not None
 
 

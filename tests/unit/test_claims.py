@@ -152,14 +152,6 @@ def test_a_predicate_holds_fails_or_is_not_measured(
     assert (measured.reason is None) or holds is not True
 
 
-def test_values_can_be_asked_of_some_shapes(run: RunDir) -> None:
-    view, shape = View(run, made.LADDER), value_cells()[0].shape.id
-    some = claims.measure(Values(arm="r05_swizzle", shapes=(shape,), most=1.5), view)
-    assert some.n == sum(cell.shape.id == shape for cell in value_cells()) * len(ODD_VALUES)
-    with pytest.raises(FlashladderError, match="no shape b1h1s1d64"):
-        claims.measure(Values(arm="r05_swizzle", shapes=("b1h1s1d64",), most=1.5), view)
-
-
 def test_the_worst_kind_of_values_is_named_and_missing_ones_are_counted(run: RunDir) -> None:
     view = View(run, made.LADDER)
     worst = claims.measure(Values(arm="r05_swizzle", most=1.5), view)

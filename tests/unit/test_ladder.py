@@ -129,7 +129,9 @@ def test_the_champions_are_the_last_portable_rung_and_the_last_that_runs() -> No
 
 def test_the_champions_are_timed_by_values_in_a_few_cells_of_the_larger_presets() -> None:
     ids = [f"b2h16s4096d{d}-fp16-{mask}" for d in (64, 128) for mask in ("full", "causal")]
-    assert [cell.id for cell in ladder.value_cells()] == [*ids, "b1h8s1024d64-fp16-full"]
+    small = [f"{shape}-fp16-full" for shape in ("b1h8s1024d64", "b1h8s2048d64", "b2h8s512d128")]
+    short = [f"{shape}-fp16-full" for shape in ("b32h32s512d64", "b32h16s512d128")]
+    assert [cell.id for cell in ladder.value_cells()] == [*ids, *small, *short]
     assert {name for name, preset in ladder.load_presets().items() if preset.values} == {"default", "full"}
 
 

@@ -15,7 +15,8 @@ SOURCE = f"""
 #include "schedule.h"
 static_assert(flashladder::kPlacedSections == {SECTIONS} && flashladder::kPlacedBlocks == {BLOCKS});
 extern "C" void places(uint8_t* to, int heads, int section, int blocks, const int* work, int tiles) {{
-  flashladder::balance(*reinterpret_cast<flashladder::Places*>(to), heads, section, blocks, {{work, work + tiles}});
+  flashladder::balance(*reinterpret_cast<flashladder::Places*>(to), heads, section, blocks, tiles,
+                       [=](int tile) {{ return work[tile]; }});
 }}
 """
 Balance = Callable[[int, int, int, list[int]], list[list[int]]]

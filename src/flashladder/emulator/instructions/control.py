@@ -84,7 +84,7 @@ def nanosleep(c: Context) -> str:
 
 @emitter("griddepcontrol")
 def griddepcontrol(c: Context) -> str:
-    """Grids run one after the other: one that accesses global memory without the wait it needs is found by that."""
+    """Grids run one after the other. The runtime faults what an early grid accesses before it waits."""
     which = c.modifiers.choice("launch_dependents", "wait")
     c.operands(0)
     return "emu::wait_for_grids_ahead();" if which == "wait" else ";"
