@@ -34,8 +34,7 @@ def load(run: RunDir, ladder: Ladder, *, in_repository: bool) -> Document:
     records, agreements = None, run.agreements()
     if in_repository and run.path.resolve().is_relative_to(paths.ROOT.resolve()):
         records = f"{run.path.resolve().relative_to(paths.ROOT.resolve())}/"
-        beside = sorted(run.path.parent.glob(AGREEMENTS))
-        agreements = agreements or [record for path in beside for record in RunDir(path).agreements()]
+        agreements = agreements or _beside(run)
     return Document(
         info=run.info,
         results=load_results(run, ladder),
@@ -45,3 +44,9 @@ def load(run: RunDir, ladder: Ladder, *, in_repository: bool) -> Document:
         figures=FIGURES if in_repository else "",
         records=records,
     )
+
+
+def _beside(run: RunDir) -> list[Agreement]:
+    """The comparisons beside a run, each case of a rung once: a later run that has a rung too stands for it."""
+    runs = [RunDir(path).agreements() for path in sorted(run.path.parent.glob(AGREEMENTS))]
+    return list({(r.arm, r.case): r for records in runs for r in records}.values())

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashladder import rundir
 from flashladder.agreement import RELATIVE_TO_V, compare
 from flashladder.arrays import HostMemory
+from flashladder.document import load
 from flashladder.inputs import Case, edge_cases, values_of
+from flashladder.ladder import load_ladder
 from flashladder.model import Agreement
 from flashladder.tables import agreement
 from tests.saboteurs import PyArm, right
@@ -128,3 +131,10 @@ def test_the_table_counts_a_rung_in_a_row() -> None:
     ((rung, cases, exact, differ, equal, *_),) = agreement(records).rows
     assert (rung, cases, exact, differ) == ("r", "3", "1 of 2", "1")
     assert 99 < float(equal) < 100
+
+
+def test_the_runs_beside_the_pinned_one_compare_each_case_of_every_rung_once() -> None:
+    ladder = load_ladder()
+    compared = [(r.arm, r.case) for r in load(rundir.find(), ladder, in_repository=True).agreements]
+    assert len(set(compared)) == len(compared)
+    assert {arm for arm, _ in compared} == {rung.id for rung in ladder.rungs}
