@@ -18,7 +18,10 @@ except ImportError as missing:
         "flashladder.attention needs PyTorch, which is not installed; run 'uv sync --extra gpu' or 'pip install torch'"
     ) from missing
 
-# What may watch or rewrite calls of operators; torch has no public names for three of these.
+_Tensor, _empty_like, _is_compiling = torch.Tensor, torch.empty_like, torch.compiler.is_compiling
+"""By name here, since an eager call of a small problem costs what its host code does."""
+
+# What may watch or rewrite calls of operators; torch has no public names for these.
 _is_function_mode_enabled = torch._C._is_torch_function_mode_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.maybe_current_level
@@ -44,42 +47,33 @@ def attention(
     Raises TypeError, ValueError, NotImplementedError (a gradient is asked for), EnvironmentInvalidError (an older GPU)
     or BuildError, before anything is enqueued.
     """
-    if not torch.compiler.is_compiling():
-        found = _at_once(q, k, v, causal, scale, return_lse)
-        if found is not None:
-            return found
-    _refuse(q, k, v)
-    scale = 1 / sqrt(q.shape[3]) if scale is None else scale
-    o, lse = torch.ops.flashladder.attention.default(q, k, v, causal, scale)
-    return (o, lse) if return_lse else o
-
-
-def _at_once(q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool) -> Any | None:
-    """attention() without torch's dispatcher, whose way to an operator in Python costs more host time than the rest.
-
-    None: left to the operator. That is whatever the dispatcher could do more with than call _on_gpu (subclasses, modes,
-    tracers, transforms, gradients, negated views), a device whose kernels are not loaded, and all that the binding
-    refuses: it looks at types, devices, shapes, strides and addresses in every call, and _refuse names what is wrong.
-    """
-    if (
-        not (type(q) is type(k) is type(v) is torch.Tensor)
+    # Past torch's dispatcher, whose way to an operator in Python costs more host time than the rest. Left to it: what
+    # it could do more with than call _on_gpu (tracers, modes, transforms, subclasses, gradients, negated views), a
+    # device whose kernels are not loaded, and all that the binding refuses: it looks at types, devices, shapes, strides
+    # and addresses in every call, and _refuse names what is wrong.
+    if not (
+        _is_compiling()
         or _is_function_mode_enabled()
         or _dispatch_modes()
         or _transforms() is not None
         or _is_tracing()
+        or not (type(q) is type(k) is type(v) is _Tensor)
         or (q.requires_grad or k.requires_grad or v.requires_grad)
         or (q.is_neg() or k.is_neg() or v.is_neg())
     ):
-        return None
-    kernel = _kernels.get(q.get_device())
-    if kernel is None:
-        return None
-    try:
-        o, lse = torch.empty_like(q), _empty_lse(q) if return_lse else None
-        kernel(q, k, v, o, lse, scale, causal)
-    except Exception:  # the operator meets it again
-        return None
-    return o if lse is None else (o, lse)
+        kernel = _kernels.get(q.get_device())
+        if kernel is not None:
+            try:
+                o = _empty_like(q)
+                lse = _empty_lse(q) if return_lse else None
+                kernel(q, k, v, o, lse, scale, causal)
+                return (o, lse) if return_lse else o
+            except Exception:  # the operator meets it again
+                pass
+    _refuse(q, k, v)
+    scale = 1 / sqrt(q.shape[3]) if scale is None else scale
+    o, lse = torch.ops.flashladder.attention.default(q, k, v, causal, scale)
+    return (o, lse) if return_lse else o
 
 
 def _refuse(q: Any, k: Any, v: Any) -> None:

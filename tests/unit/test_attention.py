@@ -219,11 +219,16 @@ class Calls:
         self.reached += 1
 
     def call(self, q: Any, k: Any = None, v: Any = None) -> Any:
-        """Attention, and q again for the transforms that want a result."""
+        """Attention, and q again for the transforms that want a result. What is left to the operator is refused."""
         from flashladder import functional
 
-        found = functional._at_once(q, q if k is None else k, q if v is None else v, False, None, False)
-        assert (found is None) == (self.reached == 0)
+        before, told = self.reached, ""
+        try:
+            functional.attention(q, q if k is None else k, q if v is None else v)
+        except ValueError as error:
+            told = str(error)
+        assert told == "" or "is on the device cpu, expected a CUDA tensor" in told
+        assert self.reached - before == (told == "")
         return q + 0
 
 
