@@ -51,6 +51,7 @@ from flashladder.model import (
     Cell,
     CheckRecord,
     DtypeName,
+    EagerTiming,
     L2Mode,
     Machine,
     Mask,
@@ -293,20 +294,30 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
         chosen = (*chosen, *ladder.variants)
     cells = select_cells(selection)
     peers = peer_specs(selection.peers or preset.peers, machine.gpu_arch())
+    name = f"{selection.preset}-peers" if peers_alone else selection.preset
+    run = open_run(selection.preset, selection.out or default_run_path(name))
+    rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
+    named = frozenset([r.id for r in chosen if selection.rungs] + [p.name for p in peers if selection.peers])
+    return Session(run, ladder, rungs, cells, preset, selection.seed, peers, named)
+
+
+def open_run(preset: str, path: Path) -> RunDir:
+    """Check the machine, then open or resume the run directory.
+
+    Raises EnvironmentInvalidError when this machine cannot measure.
+    """
     faults = [f for f in doctor.examine() if f.level == "fault"]
     if machine.gpu_name() is None:
         raise EnvironmentInvalidError("no GPU here, one is needed; 'flashladder ablation' shows what works without")
     if faults:
         raise EnvironmentInvalidError("; ".join(f"{f.name}: {f.text}" for f in faults))
-    run = RunDir(selection.out or default_run_path(f"{selection.preset}-peers" if peers_alone else selection.preset))
+    run = RunDir(path)
     here = machine.fingerprint()
     if (run.path / "run.json").exists():
-        run.write_info(resumed(run, here, selection.preset))
+        run.write_info(resumed(run, here, preset))
     else:
-        run.write_info(new_info(run, selection.preset, here))
-    rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
-    named = frozenset([r.id for r in chosen if selection.rungs] + [p.name for p in peers if selection.peers])
-    return Session(run, ladder, rungs, cells, preset, selection.seed, peers, named)
+        run.write_info(new_info(run, preset, here))
+    return run
 
 
 def new_info(run: RunDir, preset: str, here: Machine) -> RunInfo:
@@ -436,6 +447,15 @@ def tunings(run: RunDir) -> list[tuple[str, tables.Table]]:
     ]
 
 
+def eager_runs(run: RunDir) -> list[tuple[RunInfo, list[EagerTiming]]]:
+    """The eager calls recorded on a run's GPU, and where."""
+    return [
+        (other.info, records)
+        for other in rundir.recorded()
+        if other.info.machine.gpu == run.info.machine.gpu and (records := other.eager())
+    ]
+
+
 def recorded_statement() -> str:
     """What a machine without a GPU must say first and last: nothing was timed, and where the numbers come from."""
     run = pinned_run()
@@ -468,6 +488,7 @@ def write_report(run: RunDir, out: Path | None, check_only: bool) -> str:
             judged=judged,
             others=card.others(run, ladder),
             tunings=tunings(run),
+            eager_runs=eager_runs(run),
             appendix=appendix,
         )
     else:

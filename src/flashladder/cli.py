@@ -21,6 +21,8 @@ from flashladder import (
     challenge_cli,
     claims,
     doctor,
+    eager,
+    eager_timing,
     emulation,
     machine,
     profiling,
@@ -392,6 +394,17 @@ def _tune_blockings(tuning: Tuning, out: Path | None, seed: int) -> None:
     for name, reason in blocking.untimed(session.builds, session.checks).items():
         click.echo(f"{name} was not timed: {reason}")
     click.echo(f"records: {session.run.path}")
+
+
+@main.command(name="eager")
+@_run_options
+def eager_command(out: Path | None, seed: int) -> None:
+    """Time an eager call of flashladder.attention and its wait beside those of operations on one element."""
+    with _bar("eager", "cell") as progress:
+        run = eager_timing.measure(out, seed, progress)
+    for record in run.eager():
+        click.echo(f"{record.cell.id}, {record.rung}\n{tables.terminal(eager.table(record))}\n")
+    click.echo(f"records: {run.path}")
 
 
 def _measure(session: ablation.Session) -> None:

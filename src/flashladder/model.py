@@ -544,6 +544,31 @@ class ValueTiming(Record, frozen=True, kw_only=True):
     """Why there are no samples."""
 
 
+EagerArm = Literal["nothing", "in_place", "out_of_place", "allocation", "kernel", "attention", "sdpa"]
+"""A call whose host time is measured (eager.ARMS)."""
+
+
+class EagerTiming(Record, frozen=True, kw_only=True):
+    """One line of eager.jsonl: raw samples of the host time of calls that are each waited for, in one cell.
+
+    `us[arm]` are the two samples of every round, microseconds a call. A round visits all arms in random order and then
+    in the reverse order, so any two arms form an ABBA or BAAB quad in it.
+    """
+
+    cell: Cell
+    rung: str
+    sha256: str
+    """Of the library that attention calls."""
+    seed: int
+    gpu_digest: str | None
+    calls: int
+    """In a sample."""
+    errors: dict[EagerArm, Errors]
+    """Of O after the samples, of every arm that computes attention."""
+    limits: Errors
+    us: dict[EagerArm, tuple[tuple[float, float], ...]]
+
+
 class PlanChoice(Record, frozen=True, kw_only=True):
     """One line of plan.jsonl: what a rung's own plan chose in a cell of a tuning."""
 

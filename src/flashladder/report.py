@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flashladder import artifact, bottleneck, claims, explain, facts, figures, page, prose, stats, tables
+from flashladder import artifact, bottleneck, claims, eager, explain, facts, figures, page, prose, stats, tables
 from flashladder.agreement import TOLERANCE
 from flashladder.artifact import Section
 from flashladder.build import static_faults
@@ -18,7 +18,7 @@ from flashladder.diagnose import LAUNCH_BOUND, SLOW, Results, legs
 from flashladder.document import Document, load
 from flashladder.errors import EnvironmentInvalidError, FlashladderError
 from flashladder.ladder import Ladder, Leg, load_history, load_presets, preset_cells
-from flashladder.model import ArmStats, Cell, Comparison, Rung, RunInfo
+from flashladder.model import ArmStats, Cell, Comparison, EagerTiming, Rung, RunInfo
 from flashladder.prose import Prose
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
@@ -36,6 +36,7 @@ SHORT_LEG = 3
 _WRAPPED = r">{\raggedright\arraybackslash}p"
 HISTORY_COLUMNS = rf"{_WRAPPED}{{.24\textwidth}}ll{_WRAPPED}{{.2\textwidth}}{_WRAPPED}{{.21\textwidth}}"
 CHAMPION = "best geometric-mean time over the cells that the rungs timed in the most cells share"
+EagerRun = tuple[RunInfo, Sequence[EagerTiming]]
 READING = (
     "Times in microseconds with confidence intervals. `x NAME` is NAME's time over the row's: above 1 the row is "
     "faster. With an interval and a verdict it is a paired comparison, else the ratio of the medians."
@@ -50,12 +51,13 @@ def generate(
     judged: Sequence[Judged] = (),
     others: tables.Table | None = None,
     tunings: Sequence[tuple[str, tables.Table]] = (),
+    eager_runs: Sequence[EagerRun] = (),
     appendix: Sequence[Section] = (),
     draw: bool = True,
 ) -> dict[str, bytes]:
     """Path -> content of every generated file; what was made of the claims, of other machines' runs, of tunings (by
-    rung) and of the artifact appendix goes in where it is given. Without `draw` the figures, two thirds of the time,
-    are left out.
+    rung), of eager calls (by run) and of the artifact appendix goes in where it is given. Without `draw` the figures,
+    two thirds of the time, are left out.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat, and the page is left out where the library that draws it is not installed. Raises
@@ -64,8 +66,9 @@ def generate(
     document = load(run, ladder, in_repository=readme is not None)
     folder, known = document.figures, facts.facts(document)
     words = prose.load(document.results, known) if document.records is not None else prose.NONE
+    whole = _report(document, words, judged, others, tunings, eager_runs)
     texts = {
-        "report.md" if readme is None else "OPTIMIZATION_REPORT.md": _report(document, words, judged, others, tunings),
+        "report.md" if readme is None else "OPTIMIZATION_REPORT.md": whole,
         f"{folder}peers.tex": _tex(tables.against_peers(document.results)),
         f"{folder}history.tex": _tex(tables.history(document.results, load_history()[1]), HISTORY_COLUMNS),
         f"{folder}macros.tex": _macros(known),
@@ -147,6 +150,7 @@ def _report(
     judged: Sequence[Judged],
     others: tables.Table | None,
     tunings: Sequence[tuple[str, tables.Table]],
+    eager_runs: Sequence[EagerRun] = (),
 ) -> str:
     """The whole report. Without prose what remains is generated: the same parts in the same order."""
     results, chapters = document.results, words.chapters
@@ -195,6 +199,7 @@ def _report(
         markdown(headline) if headline.rows else "No cell of the headline set was measured in this run.",
         *_values(document.results),
         *_tunings(tunings),
+        *_eager(eager_runs),
         *_history(document),
         *_chapter("What failed", chapters.get("failed")),
         *_chapter("Limits", chapters.get("limits")),
@@ -413,6 +418,28 @@ def _tunings(found: Sequence[tuple[str, tables.Table]]) -> list[str]:
     ]
     for rung, choices in found:
         parts += [f"### Choices of {markdown_escape(rung)}", markdown(choices)]
+    return parts
+
+
+def _eager(found: Sequence[EagerRun]) -> list[str]:
+    """What an eager call costs the host."""
+    if not found:
+        return []
+    parts = [
+        "## What an eager call costs",
+        "Host time of a call of flashladder.attention and the wait for it (torch.cuda.synchronize), beside those of "
+        "other calls (`flashladder eager`). The least that a call on a GPU takes is that of one element: in place, or "
+        "out of place with its result allocated, as attention does. Median microseconds over samples of "
+        f"{eager.CALLS} calls with their interval. Over NAME: the row's time over NAME's, paired by rounds, above 1 "
+        "the row takes longer.",
+    ]
+    for info, records in found:
+        m = info.machine
+        versions = f"{m.cpu or 'unknown CPU'}, Python {m.python}, torch {m.torch or 'unknown'}"
+        parts += [f"### Run {markdown_escape(info.id)}", f"{_gpu(info)}, {markdown_escape(versions)}."]
+        for r in records:
+            parts += [f"{shape(r.cell)}, {r.cell.dtype}, {r.cell.mask}, {markdown_escape(r.rung)}:"]
+            parts += [markdown(eager.table(r))]
     return parts
 
 

@@ -24,6 +24,7 @@ from flashladder.model import (
     CellTiming,
     CheckRecord,
     Diagnosis,
+    EagerTiming,
     NcuRecord,
     PlanChoice,
     Roof,
@@ -41,6 +42,7 @@ STAGES: dict[str, object] = {
     "roof": Roof,
     "timing": CellTiming,
     "values": ValueTiming,
+    "eager": EagerTiming,
     "plan": PlanChoice,
     "ncu": NcuRecord,
     "diagnosis": Diagnosis,
@@ -92,6 +94,9 @@ class RunDir:
 
     def values(self) -> list[ValueTiming]:
         return list({(r.arm, r.cell, r.values): r for r in self._read("values", ValueTiming)}.values())
+
+    def eager(self) -> list[EagerTiming]:
+        return list({r.cell: r for r in self._read("eager", EagerTiming)}.values())
 
     def choices(self) -> list[PlanChoice]:
         return self._read("plan", PlanChoice)

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import msgspec
 import numpy as np
 
-from flashladder import diagnose, flops, stats
+from flashladder import diagnose, eager, flops, stats
 from flashladder.check import refusal, seed_of
 from flashladder.errors import FlashladderError
 from flashladder.inputs import ODD_VALUES, Case
@@ -33,6 +33,8 @@ from flashladder.model import (
     CheckRecord,
     Comparison,
     Diagnosis,
+    EagerTiming,
+    Errors,
     Gpu,
     NcuRecord,
     PlanChoice,
@@ -135,6 +137,10 @@ class Validation:
         return self.read("values", ValueTiming)
 
     @cached_property
+    def eager(self) -> list[Line[EagerTiming]]:
+        return self.read("eager", EagerTiming)
+
+    @cached_property
     def choices(self) -> list[Line[PlanChoice]]:
         return self.read("plan", PlanChoice)
 
@@ -195,6 +201,7 @@ class Validation:
             "cells": len(self.timings),
             "samples": samples,
             "times by input values": len(self.values),
+            "cells of eager calls": len(self.eager),
             "choices": len(self.choices),
             "profiles": len(self.profiles),
             "derived records": len(self.diagnosis),
@@ -218,6 +225,7 @@ def validate(run: RunDir, ladder: Ladder, *, derived: bool = False, sealed: bool
     _roofs(v)
     _timings(v)
     _values(v)
+    _eager(v)
     _choices(v)
     _profiles(v)
     _derived(v)
@@ -290,10 +298,16 @@ def _checks(v: Validation) -> None:
         if r.errors is None or r.limits is None:
             v.fault("check", number, f"{r.arm} on {r.case} passes without errors and limits")
             continue
-        for name in ("o_max", "o_rms", "lse_max"):
-            error, limit = getattr(r.errors, name), getattr(r.limits, name)
-            if not 0 <= error <= limit:
-                v.fault("check", number, f"{r.arm} on {r.case} passes with {name} {error:g}, limit {limit:g}")
+        for what in _excesses(r.errors, r.limits):
+            v.fault("check", number, f"{r.arm} on {r.case} passes with {what}")
+
+
+def _excesses(errors: Errors, limits: Errors) -> Iterable[str]:
+    """Every error that is not within its limit."""
+    for name in ("o_max", "o_rms", "lse_max"):
+        error, limit = getattr(errors, name), getattr(limits, name)
+        if not 0 <= error <= limit:
+            yield f"{name} {error:g}, limit {limit:g}"
 
 
 @dataclass
@@ -467,6 +481,45 @@ def _value_faults(v: Validation, r: ValueTiming) -> Iterable[str]:
         yield f"{r.launches_per_sample} launches a sample"
     if what := v.floor_fault(r.cell, (*r.ns, *r.normal_ns), warm=True):
         yield what
+
+
+# --- eager calls ----------------------------------------------------------------------------------------------------
+
+
+def _eager(v: Validation) -> None:
+    once = _Once(v, "eager")
+    for number, r in ((line.number, line.record) for line in v.eager):
+        once.see(number, r.cell, r.sha256)
+        for what in _eager_faults(v, r):
+            v.fault("eager", number, f"{r.cell.id}: {what}")
+
+
+def _eager_faults(v: Validation, r: EagerTiming) -> Iterable[str]:
+    if what := v.arm_fault(r.rung, r.sha256):
+        yield what
+    if what := v.card_fault(r.gpu_digest):
+        yield what
+    if r.cell not in eager.CELLS:
+        yield f"unknown cell; expected one of {', '.join(cell.id for cell in eager.CELLS)}"
+    if r.us.keys() != eager.ARMS.keys():
+        yield f"calls of {', '.join(r.us)}; expected {', '.join(eager.ARMS)}"
+    if r.errors.keys() != set(eager.COMPUTING):
+        yield f"errors of {', '.join(r.errors) or 'nothing'}; expected {', '.join(eager.COMPUTING)}"
+    for arm, errors in r.errors.items():
+        for what in _excesses(errors, r.limits):
+            yield f"{arm} was timed with {what}"
+    rounds = load_presets()[eager.PRESET].blocks
+    for arm, samples in r.us.items():
+        if len(samples) != rounds or r.calls != eager.CALLS:
+            yield f"{len(samples)} rounds of {r.calls} calls of {arm}; expected {rounds} of {eager.CALLS}"
+        elif min(map(min, samples)) <= 0:
+            yield f"a call of {arm} takes no time"
+        elif arm in eager.COMPUTING and (what := v.floor_fault(r.cell, _ns(samples), warm=True)):
+            yield f"{arm}: {what}"
+
+
+def _ns(us: Iterable[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    return ((1e3 * first, 1e3 * second) for first, second in us)
 
 
 # --- choices --------------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from flashladder import flops
+from flashladder import eager, flops
 from flashladder.check import seed_of
 from flashladder.diagnose import Results, diagnose, load_results
 from flashladder.inputs import Case
-from flashladder.ladder import Ladder
+from flashladder.ladder import Ladder, load_presets
 from flashladder.model import (
     ArmTiming,
     BlockTelemetry,
@@ -20,6 +20,7 @@ from flashladder.model import (
     Cell,
     CellTiming,
     CheckRecord,
+    EagerTiming,
     Errors,
     KernelResources,
     Machine,
@@ -236,6 +237,35 @@ def value_timing(arm: str, at: Cell, kind: str, factor: float, *, seed: int = 1,
         launches_per_sample=4,
         ns=tuple((float(a), float(b)) for a, b in odd),
         normal_ns=tuple((float(a), float(b)) for a, b in normal),
+    )
+
+
+EAGER_US = {
+    "nothing": 5.0,
+    "in_place": 10.0,
+    "out_of_place": 12.0,
+    "allocation": 8.0,
+    "kernel": 11.0,
+    "attention": 13.0,
+    "sdpa": 30.0,
+}
+
+
+def eager_timing(at: Cell, rung: str = "r05_swizzle") -> EagerTiming:
+    """Samples around EAGER_US, with 1 % of noise."""
+    rng, rounds = np.random.default_rng(at.shape.seq_q), load_presets()[eager.PRESET].blocks
+    errors = Errors(o_max=1e-3, o_rms=1e-4, lse_max=0.0)
+    samples = {arm: EAGER_US[arm] * rng.normal(1, 0.01, (rounds, 2)) for arm in eager.ARMS}
+    return EagerTiming(
+        cell=at,
+        rung=rung,
+        sha256=sha_of(rung) or "",
+        seed=0,
+        gpu_digest=MACHINE.gpu_digest,
+        calls=eager.CALLS,
+        errors=dict.fromkeys(eager.COMPUTING, errors),
+        limits=Errors(o_max=2e-3, o_rms=2e-4, lse_max=1e-5),
+        us={arm: tuple((float(a), float(b)) for a, b in us) for arm, us in samples.items()},
     )
 
 

@@ -49,6 +49,7 @@ def test_help(command: str) -> None:
         (["ablation", "--shape", "b9"], Exit.USAGE, "no shape or set 'b9'; expected one of correctness"),
         (["ablation", "--shape", "latency", "--mask", "causal", "--dtype", "bf16", "--shape", "b1h1s32d64"], 0, ""),
         (["check"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
+        (["eager"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
         (["time"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
         (["check", "--on", "cpu", "--case", "x"], Exit.USAGE, "no case 'x' under these filters; expected one such as"),
         (["check", "--on", "cpu", "--shape", "x"], Exit.USAGE, "no case of the gate passes these filters"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import page, report
+from flashladder import eager, page, report
 from flashladder.artifact import Section
 from flashladder.claims import Claim, Order, View, evaluate
 from flashladder.errors import FlashladderError
@@ -150,6 +150,20 @@ def test_claims_other_machines_and_the_appendix_go_in_where_they_are_given(run: 
     none = report.generate(run, made.LADDER, others=Table(("run",), ()), draw=False)["report.md"].decode()
     assert "## Claims" not in none
     assert "## Other machines" not in none
+
+
+def test_eager_calls_go_in_where_they_are_given(run: RunDir, flat: dict[str, bytes]) -> None:
+    records = [made.eager_timing(cell) for cell in eager.CELLS]
+    text = report.generate(run, made.LADDER, eager_runs=[(made.INFO, records)], draw=False)["report.md"].decode()
+    assert "## What an eager call costs\n" in text
+    assert "### Run 20261127-default\n\nNVIDIA H100 80GB HBM3, A CPU, Python 3.11.7, torch 2.9.1.\n" in text
+    assert "B1 H1 S32 D64, bf16, full, r05_swizzle:\n" in text
+    rows = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| attention ")]
+    assert len(rows) == len(records)
+    for call, *numbers in rows:
+        assert call.strip() == "flashladder.attention(q, k, v)"
+        assert [float(number.split()[0]) for number in numbers] == pytest.approx([13, 13 / 10, 13 / 12], rel=0.02)
+    assert "What an eager call costs" not in flat["report.md"].decode()
 
 
 def test_macros_are_commands_of_letters_only(flat: dict[str, bytes]) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import paths, rundir
+from flashladder import eager, paths, rundir
 from flashladder.errors import FlashladderError
 from flashladder.model import Cell, CheckRecord, Shape
+from tests.unit import synthetic as made
 
 CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=8, seq_k=8, head_dim=64), dtype="fp16", causal=False)
 
@@ -22,6 +23,15 @@ def test_records_come_back_and_the_last_of_a_key_wins(tmp_path: Path) -> None:
     for record in (_check("x"), _check("y"), _check("x", seed=7)):
         run.append("check", record)
     assert run.checks() == [_check("x", seed=7), _check("y")]
+
+
+def test_the_last_eager_calls_of_a_cell_win(tmp_path: Path) -> None:
+    run = rundir.RunDir(tmp_path)
+    assert run.eager() == []
+    records = [made.eager_timing(eager.CELLS[0]), *(made.eager_timing(cell, "r02_grid") for cell in eager.CELLS)]
+    for record in records:
+        run.append("eager", record)
+    assert run.eager() == records[1:]
 
 
 def test_a_record_cut_off_by_an_interrupt_is_dropped(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flashladder import rundir
+from flashladder import eager, rundir
 from flashladder.cli import main
 from flashladder.diagnose import diagnose
 from flashladder.errors import Exit
@@ -72,6 +72,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run.append("agreement", agreement)
     for kind in ("huge", "cliff"):
         run.append("values", made.value_timing("r05_swizzle", value_cells()[0], kind, 1.1))
+    run.append("eager", made.eager_timing(eager.CELLS[0]))
     run.append("plan", PlanChoice(cell=made.FEW_CELLS[0], arm=f"r02_grid{CHOICE}small/4"))
     run.replace("diagnosis", diagnose(run, made.LADDER))
     run.seal()
@@ -111,7 +112,7 @@ def test_a_good_run_has_no_fault_and_says_what_was_checked(good: RunDir) -> None
     cells = len(made.FEW_CELLS)
     assert re.fullmatch(
         rf"6 builds, \d+ checks, 1 comparisons with the emulator, {cells} cells, \d+ samples, 2 times by input "
-        r"values, 1 choices, 2 profiles, \d+ derived records",
+        r"values, 1 cells of eager calls, 1 choices, 2 profiles, \d+ derived records",
         validation.checked,
     )
 
@@ -215,6 +216,25 @@ TAMPERED: dict[str, tuple[str, Callable[[Json], object], str]] = {
     "values in an unknown cell": ("values", lambda r: r["cell"].update(dtype="bf16"), "unknown cell"),
     "values on another card": ("values", lambda r: r.update(gpu_digest="ffffffffffff"), "run.json does not name"),
     "samples with a reason against": ("values", lambda r: r.update(reason="failed"), "has samples, and a reason"),
+    "an eager call above its limit": (
+        "eager",
+        lambda r: r["errors"]["attention"].update(o_max=0.5),
+        "attention was timed with o_max 0.5, limit 0.002",
+    ),
+    "an eager call that was not checked": ("eager", lambda r: r["errors"].pop("sdpa"), "errors of kernel, attention; "),
+    "an eager call removed": ("eager", lambda r: r["us"].pop("nothing"), "expected nothing, in_place"),
+    "a round removed": ("eager", lambda r: r["us"]["sdpa"].pop(), "59 rounds of 50 calls of sdpa; expected 60 of 50"),
+    "other calls a sample": ("eager", lambda r: r.update(calls=1), "60 rounds of 1 calls of nothing"),
+    "an eager call of no time": ("eager", lambda r: r["us"]["in_place"][3].__setitem__(1, 0.0), "takes no time"),
+    "an eager call below the roofline": (
+        "eager",
+        lambda r: r["us"]["kernel"][0].__setitem__(0, 1e-6),
+        "kernel: a sample of 1e-06 us is not above the least",
+    ),
+    "another binary called": ("eager", lambda r: r.update(sha256="sha-of-another"), "no build has its sha256"),
+    "an unknown eager call": ("eager", lambda r: r["us"].update(magic=[[1.0, 1.0]]), "not a valid record"),
+    "an eager call in an unknown cell": ("eager", lambda r: r["cell"].update(causal=True), "unknown cell; expected"),
+    "an eager call on another card": ("eager", lambda r: r.update(gpu_digest="ffffffffffff"), "does not name"),
     "the choice of a rung that was not built": ("plan", lambda r: r.update(arm="r99@small/4"), "neither a peer nor"),
     "a choice without a plan": ("plan", lambda r: r.update(arm="r02_grid"), "names no tile and number of splits"),
     "a choice in a cell without a time": ("plan", lambda r: r["cell"]["shape"].update(batch=77), "nothing was timed"),
