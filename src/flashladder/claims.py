@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from flashladder import diagnose, flops, paths, rundir, tables
+from flashladder import diagnose, eager, flops, paths, rundir, tables
 from flashladder.diagnose import Results
 from flashladder.errors import FlashladderError
 from flashladder.inputs import ODD_VALUES
@@ -31,6 +31,8 @@ from flashladder.model import (
     CheckRecord,
     Comparison,
     DtypeName,
+    EagerArm,
+    EagerTiming,
     Mask,
     Record,
     RunInfo,
@@ -212,6 +214,13 @@ class Values(_Bounded, frozen=True, kw_only=True, tag="values"):
     arm: str
 
 
+class Eager(_Bounded, frozen=True, kw_only=True, tag="eager"):
+    """Host time of an eager call of flashladder.attention and its wait over that of `against`, in each cell."""
+
+    against: EagerArm
+    cells: Cells
+
+
 class Roof(_Bounded, frozen=True, kw_only=True, tag="roof"):
     """TFLOP/s of cuBLAS's large product of random matrices."""
 
@@ -228,6 +237,7 @@ Predicate = (
     | Verdicts
     | Predictions
     | Values
+    | Eager
     | Roof
     | Order
     | Absolute
@@ -260,7 +270,7 @@ class Claim(Record, frozen=True, kw_only=True):
         p = self.predicate
         if isinstance(p, Resource):
             return p.arms
-        if isinstance(p, (Correct, Agrees, Predictions, Roof)):
+        if isinstance(p, (Correct, Agrees, Predictions, Eager, Roof)):
             return ()
         return (p.rung,) if isinstance(p, Predicted) else (p.arm,)
 
@@ -347,6 +357,10 @@ class View:
         return self.run.checks()
 
     @cached_property
+    def eager(self) -> dict[Cell, EagerTiming]:
+        return {r.cell: r for r in self.run.eager()}
+
+    @cached_property
     def agreements(self) -> list[Agreement]:
         return self.run.agreements()
 
@@ -427,6 +441,7 @@ def measure(predicate: Predicate, view: View) -> Measure:
         Predicted: _predicted,
         Predictions: _predictions,
         Values: _values,
+        Eager: _eager,
         Roof: _roof,
     }
     return measures[type(predicate)](predicate, view)
@@ -685,6 +700,17 @@ def _values(p: Values, view: View) -> Measure:
                 missing.append(f"{p.arm} on {where}: {why}")
             else:
                 found.append(_Found(where, timed.ratio.median, timed.ratio.ci))
+    return _each(p, found, missing)
+
+
+def _eager(p: Eager, view: View) -> Measure:
+    found, missing = [], []
+    for cell in p.cells.of("attention", view.ladder):
+        record = view.eager.get(cell)
+        if record is None:
+            missing.append(f"the run has no eager call in {cell.id}; make one with 'flashladder eager'")
+        else:
+            found.append(_Found(cell.id, *eager.ratio(record, "attention", p.against)))
     return _each(p, found, missing)
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flashladder import claims, paths, prose, report, rundir
+from flashladder import claims, eager, paths, prose, report, rundir
 from flashladder.claims import (
     Absolute,
     Agrees,
@@ -17,6 +17,7 @@ from flashladder.claims import (
     Claim,
     Correct,
     Counter,
+    Eager,
     Medians,
     Order,
     Predicted,
@@ -41,6 +42,8 @@ replace = msgspec.structs.replace
 SHAPES = ("b32h32s512d64", "b16h32s1024d64")
 TWO = Cells(shapes=SHAPES, dtypes=("fp16",), masks=("full",))
 WITH_ABSENT = Cells(shapes=(*SHAPES, "b4h32s4096d64"), dtypes=("fp16",), masks=("full",))
+ONE_HEAD = Cells(shapes=("b1h1s32d64",), dtypes=("bf16",), masks=("full",))
+TWO_LENGTHS = Cells(shapes=("b1h1s32d64", "b1h1s512d64"), dtypes=("bf16",), masks=("full",))
 METRIC = "smsp__x.sum"
 
 
@@ -81,6 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run = made.diagnosed(tmp_path_factory.mktemp("run"))
     run.replace("ncu", [_profile("r01_tiled", 200), _profile("r02_grid", 50)])
     run.replace("agreement", [_agreement("exact", "same bits"), _agreement("other", "differs")])
+    run.replace("eager", [made.eager_timing(eager.CELLS[0])])
     roof = RoofRate(dtype="bf16", size=8192, tflops=Estimate(median=660.0, ci=(655.0, 665.0), n=40))
     run.replace("diagnosis", [*run.diagnosis(), roof, *map(value_ratio, _value_timings())])
     return run
@@ -141,6 +145,11 @@ def _holds(run: RunDir, predicate: claims.Predicate) -> bool | None:
         (Values(arm="r02_grid", most=1.5), False),
         (Values(arm="r02_grid", most=2.5), None),
         (Values(arm="r00_naive", most=1.5), None),
+        (Eager(against="out_of_place", cells=ONE_HEAD, most=1.2), True),
+        (Eager(against="in_place", cells=ONE_HEAD, most=1.2), False),
+        (Eager(against="in_place", cells=TWO_LENGTHS, most=1.4), None),
+        (Eager(against="in_place", cells=TWO_LENGTHS, most=1.2), False),
+        (Eager(against="in_place", cells=TWO, most=2), None),
         (Correct(least=1), False),
     ],
 )
@@ -162,6 +171,15 @@ def test_the_worst_kind_of_values_is_named_and_missing_ones_are_counted(run: Run
     assert (none.reason or "").startswith(f"{worst.n} of {worst.n} lack: r00_naive on outlier values in ")
     failed = claims.measure(Values(arm="r03_warp_reduce", most=1.5), view)
     assert failed.reason == "r03_warp_reduce on huge values in b2h16s4096d64-fp16-full: failed"
+
+
+def test_an_eager_call_is_told_by_its_ratio_and_a_missing_one_by_what_makes_it(run: RunDir) -> None:
+    view = View(run, made.LADDER)
+    found = claims.measure(Eager(against="out_of_place", cells=ONE_HEAD, most=1.2), view)
+    assert (found.value, *(found.ci or ())) == pytest.approx((13 / 12,) * 3, rel=0.01)
+    assert (found.where, found.n) == (eager.CELLS[0].id, 1)
+    missing = claims.measure(Eager(against="in_place", cells=TWO_LENGTHS, most=1.4), view)
+    assert missing.reason == f"the run has no eager call in {eager.CELLS[1].id}; make one with 'flashladder eager'"
 
 
 def test_the_whole_interval_must_pass(run: RunDir) -> None:
