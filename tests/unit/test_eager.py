@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from flashladder import ablation, eager, eager_timing, fastest, reference
+from flashladder import ablation, eager, eager_timing, fastest, native, reference
 from flashladder.arms import ArmSpec
-from flashladder.arrays import HostMemory
+from flashladder.arrays import CudaMemory, HostMemory
 from flashladder.check import Problem, pose
 from flashladder.eager_timing import judged, poisoned, time_rounds, warm_up
 from flashladder.errors import Exit, FlashladderError
@@ -130,6 +130,40 @@ def test_what_an_earlier_call_left_does_not_pass_for_an_answer() -> None:
 
     left = Buffer()
     assert np.isnan(poisoned(lambda: left)().value)
+
+
+def test_a_cell_is_measured_from_end_to_end_on_tensors_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from flashladder import functional
+
+    def library(q: Any, k: Any, v: Any, o: Any, lse: Any, scale: float | None, causal: bool) -> None:
+        o.copy_(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal))
+
+    class TorchOnTheHost(CudaMemory):
+        def __init__(self) -> None:
+            self.torch, self.dtypes = torch, {"bf16": torch.bfloat16}
+
+        def shaped(self, values: np.ndarray) -> Any:
+            tensor = torch.from_numpy(np.array(values, order="C").view(np.int16))
+            return tensor.view(torch.bfloat16)
+
+    monkeypatch.setattr(eager_timing, "CudaMemory", TorchOnTheHost)
+    monkeypatch.setattr(native, "load", lambda path: SimpleNamespace(attention=library))
+    monkeypatch.setattr(eager_timing, "gpu_digest", lambda: None)
+    monkeypatch.setattr(eager_timing, "CALLS", 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setitem(functional._kernels, -1, library)  # the device number of the CPU's tensors
+    spec = ArmSpec(name="r13_tuned", kind="rung", library="x.so", sha256="sha")
+    record = eager_timing.time_cell(spec, CELL, 3)
+    assert (record.cell, record.rung, record.sha256, record.seed) == (CELL, "r13_tuned", "sha", 3)
+    assert {arm: len(samples) for arm, samples in record.us.items()} == dict.fromkeys(eager.ARMS, 60)
+    assert record.errors.keys() == set(eager.COMPUTING)
+    library_of_zeros = SimpleNamespace(attention=lambda q, k, v, o, *_: o.zero_())
+    monkeypatch.setattr(native, "load", lambda path: library_of_zeros)
+    with pytest.raises(
+        FlashladderError, match="the library, with an O at hand is wrong in b1h1s32d64-bf16-full: o_max"
+    ):
+        eager_timing.time_cell(spec, CELL, 3)
 
 
 # --- the run --------------------------------------------------------------------------------------------------------
