@@ -341,6 +341,8 @@ ffi::String config() {
       {"quick_repair", c.quick_repair},
       {"balanced", c.balanced},
       {"early_combine", c.early_combine},
+      {"multicast", static_cast<int>(c.multicast)},
+      {"prescaled_q", c.prescaled_q},
       {"sum_column", c.sum_column},
       {"software_exp2", c.software_exp2},
       {"key_groups", c.key_groups},

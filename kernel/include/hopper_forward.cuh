@@ -69,7 +69,7 @@ struct HopperForward {
   }
 
   static_assert(!C.tma_store || C.overlap);
-  static constexpr bool kBalanced = C.balanced && C.persistent;
+  static constexpr bool kBalanced = is_balanced(C);
   using Maps = MapsOf<C>;
 
   struct Shared {
@@ -79,6 +79,12 @@ struct HopperForward {
     uint64_t q_full[kQueries], q_empty[kQueries];
     uint64_t k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
   };
+
+  // At head_dim 64 what two blocks save the L2 is less than a cluster costs.
+  static constexpr Multicast kMulticast =
+      kKeyGroups > 1 && (D > 64 || C.multicast == Multicast::all_tiles) ? C.multicast : Multicast::none;
+  static constexpr bool kMulticasts = kMulticast != Multicast::none;
+  static_assert(!C.prescaled_q || (C.persistent && C.overlap));
 
   // The weights are summed by 8 columns of ones behind those of V: 16 rows of them serve every 16 keys of every stage.
   static constexpr bool kSumColumn = C.sum_column && D == kPanelColumns && std::is_same_v<T, __nv_bfloat16>;
@@ -258,8 +264,8 @@ struct HopperForward {
     }
   };
 
-  // What an item costs besides its tiles of keys, in those: B16 H16 D128 takes as long as 36 tiles more than it has, in
-  // 11.6 turns.
+  // What an item costs besides its tiles of keys, in those: at B16 H16 D128 36 us in 11.6 turns, as long as 3.3 tiles
+  // an item.
   static constexpr int kItemTiles = 3;
   static void balance_blocks(Places& places, const Params& p, int blocks) {
     if (!p.causal) return;
@@ -299,6 +305,18 @@ struct HopperForward {
     load(smem.v[stage], maps.v, &smem.v_full[stage], tile * kN, kv_head(p, b.head), b.batch);
   }
 
+  // As load(), for both blocks of the cluster: each brings half of the panels of a tile's K and V, counted from
+  // `first`, and is told of all.
+  static __device__ void load_for_both(Row (&to)[kPanels][kN], const TensorMap& map, uint64_t* barrier, int row,
+                                       int head, int batch, int first) {
+    ptx::mbarrier_arrive_expect(barrier, sizeof to);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+      if ((first + panel) % kClusterBlocks == ptx::cluster_rank())
+        ptx::tma_load_multicast(to[panel], &map.map, barrier, panel * kPanelColumns, row, head * map.head_step,
+                                batch * map.batch_step, (1 << kClusterBlocks) - 1);
+  }
+
   // What one thread of the producer warpgroup does: it refills a stage as soon as all warps that read it have.
   // Persistent blocks get their items from it too, which leaves the registers of the search to the consumers.
   static __device__ void produce(Shared& smem, const Params& p, const Maps& maps) {
@@ -312,7 +330,20 @@ struct HopperForward {
       }
       load_q(smem, maps, b, query.index);
       const int kv = kv_head(p, b.head);
-      for (int tile = b.tiles - 1; tile >= 0; --tile, stage.advance()) {
+      int tile = b.tiles - 1;
+      if constexpr (kMulticasts) {
+        if (ptx::cluster_blocks() > 1) {
+          const int last = kMulticast == Multicast::all_tiles ? 0 : max(b.tiles - kStages, 0);
+          for (; tile >= last; --tile, stage.advance()) {
+            ptx::mbarrier_wait(&smem.k_empty[stage.index], stage.parity ^ 1);
+            load_for_both(smem.k[stage.index], maps.k, &smem.k_full[stage.index], tile * kN, kv, b.batch, tile);
+            ptx::mbarrier_wait(&smem.v_empty[stage.index], stage.parity ^ 1);
+            load_for_both(smem.v[stage.index], maps.v, &smem.v_full[stage.index], tile * kN, kv, b.batch,
+                          tile + kPanels);
+          }
+        }
+      }
+      for (; tile >= 0; --tile, stage.advance()) {
         ptx::mbarrier_wait(&smem.k_empty[stage.index], stage.parity ^ 1);
         load(smem.k[stage.index], maps.k, &smem.k_full[stage.index], tile * kN, kv, b.batch);
         ptx::mbarrier_wait(&smem.v_empty[stage.index], stage.parity ^ 1);
@@ -381,6 +412,9 @@ struct HopperForward {
     }
   }
 
+  // What scores are multiplied by.
+  static __device__ float score_scale(const Params& p) { return C.prescaled_q ? 1.f : p.scale_log2; }
+
   // The scores of a warp's 16 rows once more, without its warpgroup. warp_row: of the tile.
   static __device__ void multiply_qk_again(Scores& s, const QueryTile& q, const Row (&k_tile)[kPanels][kN],
                                            int first_row) {
@@ -407,8 +441,8 @@ struct HopperForward {
   // Scores become weights, sums and maxima are brought up to date. True: O is to be multiplied by `rows.rescale`, which
   // holds for the whole warp. query, key: those of the lane's s[0].
   static __device__ bool softmax(Scores& s, Rows& rows, const Params& p, int query, int key, bool is_edge) {
-    float factor = p.scale_log2;
-    if (p.scale_log2 <= 0.f) {
+    float factor = score_scale(p);
+    if (factor <= 0.f) {
       scale(s, factor);
       factor = 1.f;
     }
@@ -518,7 +552,12 @@ struct HopperForward {
     static __device__ void release(uint64_t* barrier) {
       if constexpr (C.specialized) {
         if constexpr (!joined) __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+        if constexpr (kMulticast == Multicast::all_tiles) {
+          if (static_cast<int>(threadIdx.x) % 32 < ptx::cluster_blocks())
+            ptx::mbarrier_arrive_at(barrier, threadIdx.x % 32);
+        } else {
+          if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+        }
       }
     }
 
@@ -563,12 +602,30 @@ struct HopperForward {
         if (threadIdx.x % 32 == 0) ptx::tma_store_wait_read();
     }
 
+    // The warpgroup's rows of Q.
+    __device__ void prescale() const {
+      QueryTile& tile = smem.q[query.index];
+      const int thread = threadIdx.x % kWarpgroup, row = warpgroup * kWarpgroupRows + thread / 2;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+        for (int i = thread % 2; i < kRowBytes / 16; i += 2) {
+          Chunk<T>& chunk = tile[panel][row][i];
+#pragma unroll
+          for (T& x : chunk.x) x = static_cast<T>(static_cast<float>(x) * p.scale_log2);
+        }
+      }
+      ptx::fence_async_shared();
+      ptx::barrier_sync(kOwnBarrier + warpgroup, kWarpgroup);
+    }
+
     __device__ void attend() {
+      if constexpr (C.prescaled_q) prescale();
       const int last_row = min(first_row() + kWarpgroupRows, p.seq_q) - 1;
       // Of the warpgroup's rows: tiles that one sees, and those that all see whole: these need no exact maximum, where
       // the scale leaves the scores their signs.
       const int my_tiles = has_row(first_row()) ? ceil_div(visible_keys(p, last_row), kN) : 0;
-      const int stale_tiles = C.stale_max && p.scale_log2 > 0.f ? visible_keys(p, first_row()) / kN : 0;
+      const int stale_tiles = C.stale_max && score_scale(p) > 0.f ? visible_keys(p, first_row()) / kN : 0;
       const uint64_t q =
           ptx::matrix_descriptor(ptx::shared_address(smem.q[query.index]) + warpgroup * kWarpgroupRows * kRowBytes);
       Scores s;
@@ -758,7 +815,7 @@ struct HopperForward {
         return is_raised;
       } else {
         float sums[2];
-        exponentiate(s, rows, p.scale_log2, sums);
+        exponentiate(s, rows, score_scale(p), sums);
         finish();
         if constexpr (kPacksFirst) pack_weights(weights, s);
         const bool is_raised = (!C.short_gap && rows.scaled) || __any_sync(kFullWarp, outgrew(sums, weights));
@@ -851,6 +908,18 @@ struct HopperForward {
     }
   };
 
+  // Waits for all threads of the block, and of the cluster's other block.
+  static __device__ void meet() {
+    if constexpr (kMulticasts) {
+      if (ptx::cluster_blocks() > 1) {
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+        return;
+      }
+    }
+    __syncthreads();
+  }
+
   static __device__ void run(const Params& p, const Maps& maps) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
@@ -864,8 +933,9 @@ struct HopperForward {
         ptx::mbarrier_init(&smem.k_full[i], 1);
         ptx::mbarrier_init(&smem.v_full[i], 1);
         if constexpr (C.specialized) {
-          ptx::mbarrier_init(&smem.k_empty[i], kRowGroups * 4);
-          ptx::mbarrier_init(&smem.v_empty[i], kRowGroups * 4);
+          const int blocks = kMulticast == Multicast::all_tiles ? ptx::cluster_blocks() : 1;
+          ptx::mbarrier_init(&smem.k_empty[i], kRowGroups * 4 * blocks);
+          ptx::mbarrier_init(&smem.v_empty[i], kRowGroups * 4 * blocks);
         }
       }
       ptx::fence_mbarrier_init();
@@ -883,11 +953,12 @@ struct HopperForward {
                                                                                                  kOnes};
       ptx::fence_async_shared();
     }
-    __syncthreads();
+    meet();
     if constexpr (C.specialized) {
       if (warpgroup == kConsumers) {
         ptx::drop_registers<kProducerRegisters>();
         if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps);
+        if constexpr (kMulticast == Multicast::all_tiles) __syncwarp();
       } else {
         ptx::raise_registers<kConsumerRegisters>();
         if constexpr (kKeyGroups > 1)
@@ -898,6 +969,8 @@ struct HopperForward {
     } else {
       Consumer{smem, p, maps, warpgroup}.run();
     }
+    if constexpr (kMulticast == Multicast::all_tiles)
+      meet();  // no block leaves before all have arrived at its barriers
   }
 };
 

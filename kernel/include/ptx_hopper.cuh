@@ -73,6 +73,16 @@ __device__ __forceinline__ void tma_load(void* destination, const CUtensorMap* m
       : "memory");
 }
 
+// tma_load() to each block of the cluster whose bit is set, at the same place; so are their barriers.
+__device__ __forceinline__ void tma_load_multicast(void* destination, const CUtensorMap* map, uint64_t* barrier,
+                                                   int column, int row, int head, int batch, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(blocks)
+      : "memory");
+}
+
 // Copies the box at these coordinates from shared memory, as far as it lies inside the tensor; part of the thread's
 // open group. What threads wrote there is to be ordered before by fence_async_shared().
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* source, int column, int row, int head,
@@ -85,6 +95,37 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 
 // Waits until shared memory was read by all of the thread's groups.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// --- clusters:
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-barrier-cluster
+
+__device__ __forceinline__ int cluster_blocks() {
+  int blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// What was done before the arrival of any thread of the cluster is seen after the wait. Warps arrive as a whole, and
+// wait before they exit: what exits after its arrival counts twice.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// mbarrier_arrive() at the barrier of a block of the cluster, by its rank. Orders no write of this thread.
+__device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{.reg .b32 address;\n"
+      "mapa.shared::cluster.u32 address, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [address];}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
 
 // --- named barriers:
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar

@@ -59,6 +59,13 @@ enum class Loads : int32_t {
   tma,      // one thread, by tensor maps; mbarriers tell what has arrived
 };
 
+// What the two blocks of a cluster, neighbouring query tiles of a head, load of K and V for each other.
+enum class Multicast : int32_t {
+  none,
+  first_tiles,  // what fills shared memory at the start
+  all_tiles,    // then a block waits until the other is done with a tile too
+};
+
 constexpr int32_t kMaxSplits = 32;  // of the keys: a lane each of the warp that joins the parts of a row
 
 // What makes a rung: a child differs from its parent in exactly the fields that experiments/ladder.toml declares.
@@ -95,9 +102,11 @@ struct Config {
   bool tma_store = false;     // O leaves shared memory by TMA, while its warpgroup goes on
   bool quick_repair = false;  // maxima that are too old are found also where warpgroups share rows, and repaired faster
   bool balanced = false;      // under a causal mask, blocks with less work so far take the longer tiles
-  bool early_combine = false;  // what joins the parts of split keys is launched before they are there
-  bool sum_column = false;     // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
-  int32_t software_exp2 = 0;   // one of so many exponentials is a polynomial; 0: none
+  bool early_combine = false;             // what joins the parts of split keys is launched before they are there
+  Multicast multicast = Multicast::none;  // of the kernels whose warpgroups share rows; first_tiles: at head_dim 128
+  bool prescaled_q = false;   // Q is multiplied by the scale and rounded, in shared memory, instead of the scores
+  bool sum_column = false;    // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
+  int32_t software_exp2 = 0;  // one of so many exponentials is a polynomial; 0: none
   int32_t key_groups = 1;  // warpgroups of a block that share its rows and split its keys; 0: by the size of the grid
   // Of the kernels for head_dim 128, where they differ: 0 and -1 stand for the fields above.
   int32_t tile_m_128 = 0, tile_n_128 = 0, stages_128 = 0, ping_pong_128 = -1;

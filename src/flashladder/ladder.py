@@ -182,12 +182,20 @@ class Ladder:
         return tuple({rung.id: rung for rung in (*portable[-1:], *running[-1:])}.values())
 
     def cell_of(self, rung: Rung) -> Cell:
-        """The cell that a rung is read at. A variant's: its parent's, or of the last leg before that measures it."""
+        """The cell that a rung is read at. A variant's: its parent's, or of the last leg before that measures it.
+
+        Where no leg does, it is the first shape that is declared for its parent's variants.
+        """
         if rung in self.rungs:
             return next(leg.cell for leg in self.legs if rung in leg.rungs)
         parent = self[rung.parent or ""]
         before = [leg.cell for leg in self.legs if self.rungs.index(leg.rungs[0]) < self.rungs.index(parent)]
-        cell = next((c for c in reversed(before) if self.has_variant_at(rung, c.shape)), self.cell_of(parent))
+        own = self.cell_of(parent)
+        cell = next((c for c in (*reversed(before), own) if self.has_variant_at(rung, c.shape)), None)
+        if cell is None and (shapes := self.variant_shapes.get(parent.id)):
+            found = next(shape for s in load_shapes().values() for shape, _ in s.entries if shape.id == shapes[0])
+            cell = msgspec.structs.replace(self.reference, shape=found)
+        cell = cell or own
         return msgspec.structs.replace(cell, dtype=rung.dtype or cell.dtype)
 
     def has(self, rung: Rung, field: str) -> bool:

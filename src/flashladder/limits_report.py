@@ -28,6 +28,8 @@ LATER_FIELDS = {
     "quick_repair": 0,
     "balanced": 0,
     "early_combine": 0,
+    "multicast": 0,
+    "prescaled_q": 0,
     "sum_column": 0,
     "software_exp2": 0,
     "ping_pong": 0,

@@ -605,6 +605,17 @@ TEST(cluster_barrier_misuse_is_a_fault) {
   CHECK_CONTAINS(run(kCluster, [] { emu::map_to_rank(smem(), 4, HERE); }).log, "rank 4 of a cluster of 4");
 }
 
+TEST(an_exit_between_arrival_and_wait_is_a_finding) {
+  const auto body = [](bool arrives) {
+    if (arrives) emu::cluster_arrive(true, HERE);
+    if (rank() == 0) return;
+    if (!arrives) emu::cluster_arrive(true, HERE);
+    emu::cluster_wait(HERE);
+  };
+  EXPECT_CLEAN(kCluster, [&] { body(false); });
+  EXPECT_FINDING(kCluster, [&] { body(true); }, "exits between barrier.cluster.arrive at hopper.cpp:");
+}
+
 TEST(remote_mbarrier_arrivals) {
   const auto body = [](bool waits) {
     if (rank() == 0) start_mbarrier(smem(), 3 * 64);

@@ -108,7 +108,11 @@ struct {
   race::Published published;
 } cluster_barrier;
 
-std::vector<uint64_t> arrived_phase;  // of each thread
+struct Arrival {
+  uint64_t phase;
+  Loc loc;
+};
+std::vector<Arrival> arrivals;  // each thread's last
 
 void advance_cluster_barrier() {
   ++cluster_barrier.phase;
@@ -125,12 +129,19 @@ void advance_cluster_barrier() {
 
 void reset_cluster_barrier() {
   cluster_barrier = {};
-  arrived_phase.assign(threads.size(), 0);
+  arrivals.assign(threads.size(), {});
 }
 
 void finish_cluster_barrier() {
-  // A thread that arrived and exited before the phase ended counts neither as arrived nor as live.
-  if (me().cluster_arrived && arrived_phase[me().index] == cluster_barrier.phase) --cluster_barrier.arrived;
+  ThreadState& t = me();
+  if (t.cluster_arrived) {
+    // On an H200 a grid hung whose warps exited after their arrival: there the exit seems to count once more. Here such
+    // a thread counts neither as arrived nor as live.
+    const Arrival& last = arrivals[t.index];
+    report(format("%s: %s thread %u exits between barrier.cluster.arrive at %s and its wait", kernel_name,
+                  block_text(t.ctaid).c_str(), t.linear, place(last.loc).c_str()));
+    if (last.phase == cluster_barrier.phase) --cluster_barrier.arrived;
+  }
   if (cluster_barrier.arrived && cluster_barrier.arrived == live_threads) advance_cluster_barrier();
 }
 
@@ -139,7 +150,7 @@ void cluster_arrive(bool release, Loc loc) {
   if (t.cluster_arrived) fail(loc, "barrier.cluster.arrive: the thread has arrived already and not waited");
   ++counters.barriers;
   t.cluster_arrived = true;
-  arrived_phase[t.index] = cluster_barrier.phase;
+  arrivals[t.index] = {cluster_barrier.phase, loc};
   if (options.races && release) race::release(cluster_barrier.clock, t);
   if (++cluster_barrier.arrived == live_threads) advance_cluster_barrier();
 }
@@ -147,7 +158,7 @@ void cluster_arrive(bool release, Loc loc) {
 void cluster_wait(Loc loc) {
   ThreadState& t = me();
   if (!t.cluster_arrived) fail(loc, "barrier.cluster.wait without an arrival");
-  while (cluster_barrier.phase == arrived_phase[t.index]) {
+  while (cluster_barrier.phase == arrivals[t.index].phase) {
     cluster_barrier.waiting.push_back(t.index);
     block_current({"barrier.cluster.wait", "", 0, loc});
   }

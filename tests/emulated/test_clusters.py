@@ -1,0 +1,98 @@
+"""Blocks that load K and V for each other, on the emulator: right, free of races, in as many boxes as declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flashladder import ablation, check, emulation
+from flashladder.arms import ArmSpec
+from flashladder.arrays import HostMemory
+from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
+from flashladder.inputs import Case
+from flashladder.ladder import load_ladder
+from flashladder.model import Cell, Shape
+from tests.emulated import mutants
+
+SEED = 3
+M64 = (4, 1)
+FIRST, ALL = "v32_multicast", "v32_multicast_all"
+STAGES = 4
+"""Of the kernel of 64 rows at head_dim 128, which is all that v32_multicast changes."""
+
+
+def _case(lengths: tuple[int, int], causal: bool = False, heads: int = 2, head_dim: int = 128) -> Case:
+    shape = Shape(batch=1, heads_q=heads, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
+    return Case("wide", Cell(shape=shape, dtype="bf16" if head_dim == 128 else "fp16", causal=causal))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
+    session = emulation.open_check(ablation.Selection(out=tmp_path_factory.mktemp("cpu")), Options())
+    session.rungs = tuple(load_ladder()[name] for name in (FIRST, ALL))
+    session.build()
+    return {spec.name: msgspec.structs.replace(spec, plan=M64) for spec in session.specs}
+
+
+def _boxes(spec: ArmSpec, case: Case, options: Options) -> int:
+    """That TMA brings or takes in a case that must pass; one for both blocks of a cluster counts once."""
+    memory = EmulatedMemory(Emulator(Path(spec.library or "")), options)
+    record = check.check_case(emulated_arm(spec), case, memory, SEED, check.pose(case, HostMemory(), SEED))
+    assert record.status == "pass", record.reason
+    assert memory.counters.get("bank_conflicts", 0) == 0
+    return memory.counters["tma"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rung", [FIRST, ALL])
+def test_blocks_that_load_for_each_other_are_right_and_free_of_races(
+    built: Mapping[str, ArmSpec], rung: str, schedule: Schedule
+) -> None:
+    options = Options(schedule=schedule, multiprocessors=4, async_timing="random", seed=SEED)
+    for lengths in ((128, 64), (128, 700), (100, 450), (256, 256), (250, 1), (128, 0)):
+        for causal in (False, True):
+            _boxes(built[rung], _case(lengths, causal), options)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_tiles_are_shared_at_head_dim_64_too(built: Mapping[str, ArmSpec], schedule: Schedule) -> None:
+    options = Options(schedule=schedule, multiprocessors=4, async_timing="random", seed=SEED)
+    for lengths in ((128, 64), (128, 900), (100, 450)):
+        _boxes(built[ALL], _case(lengths, head_dim=64), options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "causal", "multiprocessors", "shares"),
+    [
+        (128, 2, False, 4, True),
+        (128, 2, True, 4, False),  # the tiles of a pair see different keys
+        (192, 2, False, 4, False),  # no pairs: three tiles a head
+        (128, 2, False, 6, False),  # too few blocks for the device
+        (256, 2, False, 6, True),
+    ],
+)
+@pytest.mark.parametrize("rung", [FIRST, ALL])
+def test_a_cluster_asks_once_for_what_both_blocks_read(
+    built: Mapping[str, ArmSpec], rung: str, rows: int, heads: int, causal: bool, multiprocessors: int, shares: bool
+) -> None:
+    """Two boxes a tile of 64 rows and operand, and of O two a warp."""
+    tiles, keys = rows // 64, 640
+    boxes = _boxes(built[rung], _case((rows, keys), causal, heads), Options(multiprocessors=multiprocessors))
+    seen = [(keys - rows + 64 * (i + 1) if causal else keys) // 64 for i in range(tiles)]
+    twice = sum(seen) - (tiles // 2 * (STAGES if rung == FIRST else keys // 64) if shares else 0)
+    assert boxes == heads * 2 * (tiles + 2 * twice + 4 * tiles)
+
+
+def test_loads_for_a_block_whose_barriers_are_not_there_are_reported(tmp_path: Path) -> None:
+    early = mutants.replaced(
+        load_ladder()[FIRST],
+        "loads for a block whose barriers are not there",
+        "meet();\n    if constexpr (C.specialized)",
+        "__syncthreads();\n    if constexpr (C.specialized)",
+        "hopper_forward.cuh",
+    )
+    (library,) = mutants.build([early], tmp_path)
+    assert mutants.noticed(library, [_case((128, 700), heads=3)], [Options(multiprocessors=6, seed=SEED)]) is not None
