@@ -360,7 +360,7 @@ def _leave_one_out_alt(results: Results) -> str:
     cells = _variant_cells(results)
     if not cells:
         return "No variant was timed."
-    return f"Speed of {len(results.ladder.variants)} variants relative to their parent in {len(cells)} cells."
+    return f"Speed of {len(results.variants)} variants relative to their parent in {len(cells)} cells."
 
 
 def _leave_one_out(figure: Figure, results: Results) -> None:
@@ -371,7 +371,8 @@ def _leave_one_out(figure: Figure, results: Results) -> None:
         return
     groups: dict[str, list[Rung]] = {}
     for variant in results.ladder.variants:
-        groups.setdefault(variant.parent or "", []).append(variant)
+        if variant.id in results.variants:
+            groups.setdefault(variant.parent or "", []).append(variant)
     heights = [len(variants) + 2 for variants in groups.values()]
     figure.set_size_inches(7.2, 0.8 + 0.27 * sum(heights))
     panels = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]

@@ -145,10 +145,17 @@ def test_times_by_values_are_ratios_with_intervals_and_the_worst_is_named(run: R
     assert "## Times by input values" not in report.generate(run, LADDER, draw=False)["report.md"].decode()
 
 
-def test_the_figure_shows_every_variant_and_says_when_there_is_none(results: Results, tmp_path: Path) -> None:
+def test_the_figure_shows_every_timed_variant_and_says_when_there_is_none(
+    run: RunDir, results: Results, tmp_path: Path
+) -> None:
     plot = figures.FIGURES["leave_one_out"]
     assert plot.alt(results) == "Speed of 2 variants relative to their parent in 1 cells."
     assert plot.render(results)["svg"] == plot.render(results)["svg"]
+    later = msgspec.structs.replace(VARIANT, id="v03_later", parent="r03_warp_reduce")
+    declared = dataclasses.replace(LADDER, variants=(*LADDER.variants, later))
+    more = Results(run.diagnosis(), declared)
+    assert plot.alt(more) == plot.alt(results)
+    assert plot.render(more)["svg"] == plot.render(results)["svg"]
     bare = made.results(tmp_path, [made.timing(made.REFERENCE)])
     assert plot.alt(bare) == "No variant was timed."
     assert plot.render(bare)["svg"]
