@@ -81,6 +81,7 @@ template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttrib
 cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t);
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t*, void (*)(Parameters...), Arguments...);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**);
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char*, void**, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*);
 """,
