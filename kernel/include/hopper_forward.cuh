@@ -80,7 +80,7 @@ struct HopperForward {
     uint64_t k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
   };
 
-  // At head_dim 64 what two blocks save the L2 is less than a cluster costs.
+  // At head_dim 64 a trial of clusters cost B1 H8 S1024 2 % and B2 H8 S512 gained nothing.
   static constexpr Multicast kMulticast =
       kKeyGroups > 1 && (D > 64 || C.multicast == Multicast::all_tiles) ? C.multicast : Multicast::none;
   static constexpr bool kMulticasts = kMulticast != Multicast::none;
@@ -913,6 +913,7 @@ struct HopperForward {
   static __device__ void meet() {
     if constexpr (kMulticasts) {
       if (ptx::cluster_blocks() > 1) {
+        __syncwarp();
         ptx::cluster_arrive();
         ptx::cluster_wait();
         return;
@@ -959,7 +960,6 @@ struct HopperForward {
       if (warpgroup == kConsumers) {
         ptx::drop_registers<kProducerRegisters>();
         if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps);
-        if constexpr (kMulticast == Multicast::all_tiles) __syncwarp();
       } else {
         ptx::raise_registers<kConsumerRegisters>();
         if constexpr (kKeyGroups > 1)

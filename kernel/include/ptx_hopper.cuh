@@ -111,7 +111,7 @@ __device__ __forceinline__ int cluster_rank() {
 }
 
 // What was done before the arrival of any thread of the cluster is seen after the wait. Warps arrive as a whole, and
-// wait before they exit: what exits after its arrival counts twice.
+// wait before they exit: a grid whose warps did not hung on an H200.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

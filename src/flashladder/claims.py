@@ -215,7 +215,7 @@ class Values(_Bounded, frozen=True, kw_only=True, tag="values"):
 
 
 class Eager(_Bounded, frozen=True, kw_only=True, tag="eager"):
-    """Host time of an eager call of flashladder.attention and its wait over that of `against`, in each cell."""
+    """Time of an eager call of flashladder.attention and its wait over that of `against`, in each cell."""
 
     against: EagerArm
     cells: Cells

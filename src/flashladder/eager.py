@@ -1,5 +1,5 @@
-"""What an eager call of flashladder.attention costs the host, beside operations on one element: the arms, and what
-follows from their samples (eager_timing.py takes them)."""
+"""How long an eager call of flashladder.attention and the wait for it take, beside operations on one element: the arms,
+and what follows from their samples (eager_timing.py takes them)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ARMS: dict[EagerArm, str] = {
 }
 COMPUTING: tuple[EagerArm, ...] = ("kernel", "attention", "sdpa")
 """Those that compute attention."""
-LEAST: tuple[EagerArm, ...] = ("in_place", "out_of_place")
-"""The least that a call on a GPU takes: without and with an allocation."""
+ONE_ELEMENT: tuple[EagerArm, ...] = ("in_place", "out_of_place")
+"""What PyTorch itself takes at least: without and with an allocation."""
 
 
 def ratio(record: EagerTiming, arm: EagerArm, other: EagerArm) -> tuple[float, tuple[float, float]]:
@@ -44,6 +44,6 @@ def table(record: EagerTiming) -> Table:
     rows = []
     for arm, what in ARMS.items():
         us = estimate(record.us[arm])
-        over = (NOT_APPLICABLE if arm == other else interval(*ratio(record, arm, other)) for other in LEAST)
+        over = (NOT_APPLICABLE if arm == other else interval(*ratio(record, arm, other)) for other in ONE_ELEMENT)
         rows.append((arm, what, interval(us.median, us.ci), *over))
-    return Table(("arm", "call", "us", *(f"over {other}" for other in LEAST)), tuple(rows))
+    return Table(("arm", "call", "us", *(f"over {other}" for other in ONE_ELEMENT)), tuple(rows))

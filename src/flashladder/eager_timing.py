@@ -42,7 +42,7 @@ def measure(out: Path | None, seed: int, progress: Progress = silent) -> RunDir:
 
     arch = fastest.arch_of(*torch.cuda.get_device_capability())
     rung = fastest.rung(arch)
-    builds, specs = build_rungs(run, [rung], [arch], silent)
+    builds, specs = build_rungs(run, [rung], ablation.target_archs(()), silent)
     ablation.raise_on_build_faults([rung], builds)
     spec = specs[rung.id]
     recorded = {(r.cell, r.sha256) for r in run.eager()}

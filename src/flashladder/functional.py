@@ -21,7 +21,7 @@ except ImportError as missing:
 _Tensor, _empty_like, _is_compiling = torch.Tensor, torch.empty_like, torch.compiler.is_compiling
 """By name here, since an eager call of a small problem costs what its host code does."""
 
-# What may watch or rewrite calls of operators; torch has no public names for these.
+# What may watch or rewrite calls of operators; most have no public names.
 _is_function_mode_enabled = torch._C._is_torch_function_mode_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.maybe_current_level
@@ -69,7 +69,7 @@ def attention(
                 kernel(q, k, v, o, lse, scale, causal)
                 return (o, lse) if return_lse else o
             except Exception:  # the operator meets it again
-                pass
+                o = lse = None
     _refuse(q, k, v)
     scale = 1 / sqrt(q.shape[3]) if scale is None else scale
     o, lse = torch.ops.flashladder.attention.default(q, k, v, causal, scale)

@@ -193,8 +193,10 @@ class Ladder:
         own = self.cell_of(parent)
         cell = next((c for c in (*reversed(before), own) if self.has_variant_at(rung, c.shape)), None)
         if cell is None and (shapes := self.variant_shapes.get(parent.id)):
-            found = next(shape for s in load_shapes().values() for shape, _ in s.entries if shape.id == shapes[0])
-            cell = msgspec.structs.replace(self.reference, shape=found)
+            entries = [shape for s in load_shapes().values() for shape, _ in s.entries if shape.id == shapes[0]]
+            if not entries:
+                raise FlashladderError(f"ablation.toml: {parent.id} has a shape {shapes[0]!r} that shapes.toml lacks")
+            cell = msgspec.structs.replace(self.reference, shape=entries[0])
         cell = cell or own
         return msgspec.structs.replace(cell, dtype=rung.dtype or cell.dtype)
 

@@ -545,11 +545,11 @@ class ValueTiming(Record, frozen=True, kw_only=True):
 
 
 EagerArm = Literal["nothing", "in_place", "out_of_place", "allocation", "kernel", "attention", "sdpa"]
-"""A call whose host time is measured (eager.ARMS)."""
+"""A call that is timed together with the wait for it (eager.ARMS)."""
 
 
 class EagerTiming(Record, frozen=True, kw_only=True):
-    """One line of eager.jsonl: raw samples of the host time of calls that are each waited for, in one cell.
+    """One line of eager.jsonl: raw samples of calls that are each waited for, on the host's clock, in one cell.
 
     `us[arm]` are the two samples of every round, microseconds a call. A round visits all arms in random order and then
     in the reverse order, so any two arms form an ABBA or BAAB quad in it.

@@ -51,13 +51,13 @@ def generate(
     judged: Sequence[Judged] = (),
     others: tables.Table | None = None,
     tunings: Sequence[tuple[str, tables.Table]] = (),
-    eager_runs: Sequence[EagerRun] = (),
+    eager_runs: Sequence[EagerRun] | None = None,
     appendix: Sequence[Section] = (),
     draw: bool = True,
 ) -> dict[str, bytes]:
     """Path -> content of every generated file; what was made of the claims, of other machines' runs, of tunings (by
-    rung), of eager calls (by run) and of the artifact appendix goes in where it is given. Without `draw` the figures,
-    two thirds of the time, are left out.
+    rung) and of the artifact appendix goes in where it is given; eager calls are the run's own, where none are given
+    (by run). Without `draw` the figures, two thirds of the time, are left out.
 
     With `readme`, the text of README.md, the paths are those of the repository and README.md is among them; without,
     all files are flat, and the page is left out where the library that draws it is not installed. Raises
@@ -66,6 +66,8 @@ def generate(
     document = load(run, ladder, in_repository=readme is not None)
     folder, known = document.figures, facts.facts(document)
     words = prose.load(document.results, known) if document.records is not None else prose.NONE
+    if eager_runs is None:
+        eager_runs = [(run.info, records)] if (records := run.eager()) else []
     whole = _report(document, words, judged, others, tunings, eager_runs)
     texts = {
         "report.md" if readme is None else "OPTIMIZATION_REPORT.md": whole,
@@ -422,14 +424,14 @@ def _tunings(found: Sequence[tuple[str, tables.Table]]) -> list[str]:
 
 
 def _eager(found: Sequence[EagerRun]) -> list[str]:
-    """What an eager call costs the host."""
+    """What an eager call costs."""
     if not found:
         return []
     parts = [
         "## What an eager call costs",
-        "Host time of a call of flashladder.attention and the wait for it (torch.cuda.synchronize), beside those of "
-        "other calls (`flashladder eager`). The least that a call on a GPU takes is that of one element: in place, or "
-        "out of place with its result allocated, as attention does. Median microseconds over samples of "
+        "Time of a call of flashladder.attention and the wait for it (torch.cuda.synchronize) on the host's clock, "
+        "beside those of other calls (`flashladder eager`): of PyTorch's operations on one element, in place, or out "
+        "of place with the result allocated, as attention does. Median microseconds over samples of "
         f"{eager.CALLS} calls with their interval. Over NAME: the row's time over NAME's, paired by rounds, above 1 "
         "the row takes longer.",
     ]

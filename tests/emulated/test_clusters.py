@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import ablation, check, emulation
+from flashladder import ablation, check, emulation, paths
 from flashladder.arms import ArmSpec
 from flashladder.arrays import HostMemory
 from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
@@ -24,8 +24,8 @@ STAGES = 4
 """Of the kernel of 64 rows at head_dim 128, which is all that v32_multicast changes."""
 
 
-def _case(lengths: tuple[int, int], causal: bool = False, heads: int = 2, head_dim: int = 128) -> Case:
-    shape = Shape(batch=1, heads_q=heads, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
+def _case(lengths: tuple[int, int], causal: bool = False, heads: int = 2, head_dim: int = 128, batch: int = 1) -> Case:
+    shape = Shape(batch=batch, heads_q=heads, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
     return Case("wide", Cell(shape=shape, dtype="bf16" if head_dim == 128 else "fp16", causal=causal))
 
 
@@ -55,6 +55,7 @@ def test_blocks_that_load_for_each_other_are_right_and_free_of_races(
     for lengths in ((128, 64), (128, 700), (100, 450), (256, 256), (250, 1), (128, 0)):
         for causal in (False, True):
             _boxes(built[rung], _case(lengths, causal), options)
+    _boxes(built[rung], _case((128, 300), heads=3, batch=2), options)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -86,13 +87,18 @@ def test_a_cluster_asks_once_for_what_both_blocks_read(
     assert boxes == heads * 2 * (tiles + 2 * twice + 4 * tiles)
 
 
-def test_loads_for_a_block_whose_barriers_are_not_there_are_reported(tmp_path: Path) -> None:
-    early = mutants.replaced(
-        load_ladder()[FIRST],
-        "loads for a block whose barriers are not there",
-        "meet();\n    if constexpr (C.specialized)",
-        "__syncthreads();\n    if constexpr (C.specialized)",
-        "hopper_forward.cuh",
-    )
-    (library,) = mutants.build([early], tmp_path)
-    assert mutants.noticed(library, [_case((128, 700), heads=3)], [Options(multiprocessors=6, seed=SEED)]) is not None
+def test_what_blocks_wait_for_in_each_other_is_missed(tmp_path: Path) -> None:
+    rung = load_ladder()[ALL]
+    planted = [
+        ("tiles for barriers that are not there", "meet();\n    if constexpr", "__syncthreads();\n    if constexpr"),
+        ("a refill before the other block has read", "? ptx::cluster_blocks() : 1;", "? 1 : 1;"),
+        ("an exit before the other block has arrived", "meet();  // no block leaves", ";  // no block leaves"),
+    ]
+    itself = mutants.Mutant(rung, "itself", (paths.ROOT / rung.source).read_text())
+    bugs = [mutants.replaced(rung, name, old, new, "hopper_forward.cuh") for name, old, new in planted]
+    right, *wrong = mutants.build([itself, *bugs], tmp_path)
+    case, options = _case((128, 700), heads=3, head_dim=64), [Options(multiprocessors=6, schedule=s) for s in SCHEDULES]
+    assert mutants.noticed(right, [case], options) is None
+    assert [
+        bug.name for bug, library in zip(bugs, wrong, strict=True) if not mutants.noticed(library, [case], options)
+    ] == []

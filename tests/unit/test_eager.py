@@ -24,6 +24,7 @@ from flashladder.model import Cell, EagerArm
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
 
+ARCHS = ("sm_80", "sm_89")
 CELL = eager.CELLS[0]
 
 
@@ -181,10 +182,11 @@ def test_what_is_recorded_of_this_library_is_not_measured_again(
         return made.eager_timing(cell)
 
     def build_rungs(run: RunDir, rungs: Any, archs: Any, progress: Any) -> Any:
-        assert (run.path, [r.id for r in rungs], archs) == (tmp_path / "run", [fastest.PORTABLE], ["sm_80"])
+        assert (run.path, [r.id for r in rungs], archs) == (tmp_path / "run", [fastest.PORTABLE], ARCHS)
         return [], {rungs[0].id: ArmSpec(name=rungs[0].id, kind="rung", library="x.so", sha256="sha-r05_swizzle")}
 
     cuda = SimpleNamespace(get_device_capability=lambda: (8, 0))
+    monkeypatch.setenv("FLASHLADDER_ARCHS", " ".join(ARCHS))  # an image's: its library is taken, none built
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(ablation, "open_run", lambda preset, path: RunDir(path))
     monkeypatch.setattr(eager_timing, "build_rungs", build_rungs)
@@ -210,7 +212,7 @@ def test_the_runs_of_the_same_gpu_are_shown(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_ratio_above_1_says_that_the_arm_takes_longer() -> None:
     record = made.eager_timing(CELL)
-    for other in eager.LEAST:
+    for other in eager.ONE_ELEMENT:
         value, (low, high) = eager.ratio(record, "attention", other)
         assert low < value < high
         assert value == pytest.approx(made.EAGER_US["attention"] / made.EAGER_US[other], rel=0.01)

@@ -166,6 +166,13 @@ def test_eager_calls_go_in_where_they_are_given(run: RunDir, flat: dict[str, byt
     assert "What an eager call costs" not in flat["report.md"].decode()
 
 
+def test_a_runs_own_eager_calls_are_in_its_report(tmp_path: Path) -> None:
+    run = made.diagnosed(tmp_path, [made.timing(made.REFERENCE)])
+    run.append("eager", made.eager_timing(eager.CELLS[0]))
+    text = report.generate(run, made.LADDER, draw=False)["report.md"].decode()
+    assert "## What an eager call costs\n" in text
+
+
 def test_macros_are_commands_of_letters_only(flat: dict[str, bytes]) -> None:
     lines = flat["macros.tex"].decode().splitlines()[1:]
     parsed = [re.fullmatch(r"\\newcommand\{\\(fl[A-Za-z]+)\}\{(.+)\}", line) for line in lines]

@@ -135,8 +135,8 @@ void reset_cluster_barrier() {
 void finish_cluster_barrier() {
   ThreadState& t = me();
   if (t.cluster_arrived) {
-    // On an H200 a grid hung whose warps exited after their arrival: there the exit seems to count once more. Here such
-    // a thread counts neither as arrived nor as live.
+    // An arrival has its wait: a grid whose warps had none hung on an H200. Here what exits before the phase ends
+    // counts neither as arrived nor as live.
     const Arrival& last = arrivals[t.index];
     report(format("%s: %s thread %u exits between barrier.cluster.arrive at %s and its wait", kernel_name,
                   block_text(t.ctaid).c_str(), t.linear, place(last.loc).c_str()));
