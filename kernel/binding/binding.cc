@@ -342,6 +342,8 @@ ffi::String config() {
       {"balanced", c.balanced},
       {"early_combine", c.early_combine},
       {"multicast", static_cast<int>(c.multicast)},
+      {"short_epilogue", c.short_epilogue},
+      {"early_item", c.early_item},
       {"prescaled_q", c.prescaled_q},
       {"sum_column", c.sum_column},
       {"software_exp2", c.software_exp2},

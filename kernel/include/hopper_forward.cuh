@@ -40,6 +40,10 @@ struct HopperForward {
   static constexpr int kQueries = C.persistent ? 2 : 1;
   // As many tiles of K and V as declared, or two where a block's shared memory does not hold them.
   static constexpr int kBlockShared = 227 * 1024, kQueryBytes = kM * D * sizeof(T), kTileBytes = 2 * kN * D * sizeof(T);
+  // At head_dim 64 other kernels lose by it: ptxas orders the loop otherwise, and up to 2 % of the time went on an
+  // H200.
+  static constexpr bool kStoresAtOnce = C.short_epilogue && (D > 64 || kKeyGroups > 2);
+
   // A warpgroup's part of O, as its lanes hold it.
   struct Part {
     float o[D / 2][kWarpgroup], max[2][kWarpgroup], sum[2][kWarpgroup];
@@ -226,6 +230,11 @@ struct HopperForward {
       return false;
     }
 
+    __device__ bool once(const Item& one, Item& item) {
+      item = one;
+      return turn++ == 0;
+    }
+
     // Whole tiles, head after head; then, where one turn of the blocks takes them all, those that fill no turn in two
     // items each; then what fills no tile. These read K and V once more, which long ones alone make up for.
     __device__ bool next_by_size(const Params& p, Item& item) {
@@ -317,19 +326,33 @@ struct HopperForward {
                                 batch * map.batch_step, (1 << kClusterBlocks) - 1);
   }
 
+  // What a block loads that has one item: known before its barriers are.
+  static constexpr bool kFindsItemEarly = C.early_item && C.specialized && !C.persistent;
+  struct OneItem {
+    Item item;
+    int kv;  // head of K and V
+  };
+  static __device__ OneItem find_item(const Params& p, const Maps& maps) {
+    OneItem one;
+    Items().next(p, maps, one.item);
+    one.kv = kv_head(p, one.item.head);
+    for (int* x : {&one.item.m0, &one.item.tiles, &one.kv}) ptx::pin(*x);
+    return one;
+  }
+
   // What one thread of the producer warpgroup does: it refills a stage as soon as all warps that read it have.
   // Persistent blocks get their items from it too, which leaves the registers of the search to the consumers.
-  static __device__ void produce(Shared& smem, const Params& p, const Maps& maps) {
+  static __device__ void produce(Shared& smem, const Params& p, const Maps& maps, [[maybe_unused]] const OneItem& one) {
     Stage stage;
     Query query;
     Items items;
-    for (Item b; items.next(p, maps, b); query.advance()) {
+    for (Item b; kFindsItemEarly ? items.once(one.item, b) : items.next(p, maps, b); query.advance()) {
       if constexpr (C.persistent) {
         ptx::mbarrier_wait(&smem.q_empty[query.index], query.parity ^ 1);
         smem.item[query.index] = b;
       }
       load_q(smem, maps, b, query.index);
-      const int kv = kv_head(p, b.head);
+      const int kv = kFindsItemEarly ? one.kv : kv_head(p, b.head);
       int tile = b.tiles - 1;
       if constexpr (kMulticasts) {
         if (ptx::cluster_blocks() > 1) {
@@ -848,8 +871,67 @@ struct HopperForward {
       }
     }
 
+    // As store(), with nothing that a warp waits for by itself: both rows at once, no division, each address a step
+    // from the one before, the LSE last. The other's branches took 900 cycles of a small grid's 8400 on an H200.
+    __device__ void store_at_once(const Output& o) {
+      ptx::barrier_sync(kOwnBarrier + warpgroup, kWarpgroup);  // redundant: product
+      QueryTile& staged = smem.q[query.index];
+      const unsigned thread = static_cast<unsigned>(ptx::thread_in_block()) % kWarpgroup, lane = thread % 32;
+      const unsigned warp_row = warpgroup * kWarpgroupRows + thread / 32 * 16, tile_row = warp_row + lane / 4;
+      const unsigned column = lane % 4 * 2;
+      float sum[2], inverse[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sum[r] = kSumColumn ? rows.sum[r] : quad_sum(rows.sum[r]);
+        inverse[r] = fast_inverse_sum(sum[r]);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const unsigned at = tile_row + r * 8;
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i)
+          reinterpret_cast<uint32_t&>(staged[i / 8][at][swizzle_chunk(at, i % 8)].x[column]) =
+              pack(T(), o[i * 4 + r * 2] * inverse[r], o[i * 4 + r * 2 + 1] * inverse[r]);
+      }
+      if constexpr (C.tma_store)
+        start_store(staged, warp_row);
+      else
+        store_rows(staged, warp_row, lane);
+      float* lse = head_base(p.lse, p.lse_strides, item.batch, item.head);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = item.m0 + static_cast<int>(tile_row) + r * 8;
+        const float value = log_sum_exp(rows.max[r], sum[r]);
+        if (column == 0 && has_row(row)) ptx::store_global(&lse[row * p.lse_strides.row], value);
+      }
+    }
+
+    // A warp's rows, a few at a time.
+    __device__ void store_rows(const QueryTile& staged, unsigned warp_row, unsigned lane) {
+      constexpr int kChunks = D / 8, kAtOnce = 32 / kChunks, kSteps = 16 / kAtOnce;
+      const unsigned first = warp_row + lane / kChunks, chunk = lane % kChunks;
+      const int row = item.m0 + static_cast<int>(first);
+      T* out = head_base(static_cast<T*>(p.o), p.o_strides, item.batch, item.head) + row * p.o_strides.row + chunk * 8;
+      const bool has_chunk = static_cast<int>(chunk * 8) < p.head_dim;
+      __syncwarp();
+      uint4 words[kSteps];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const unsigned at = first + i * kAtOnce;
+        words[i] = reinterpret_cast<const uint4&>(staged[chunk / 8][at][swizzle_chunk(at, chunk % 8)]);
+      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+        if (has_chunk && has_row(row + i * kAtOnce)) ptx::store_global(out + i * kAtOnce * p.o_strides.row, words[i]);
+      if constexpr (C.persistent) {
+        ptx::fence_async_shared();  // the next Q comes by the async proxy
+        release(&smem.q_empty[query.index]);
+      }
+    }
+
     // O goes through the place of the warpgroup's rows of Q, so that global memory sees 16-byte stores.
     __device__ void store(const Output& o) {
+      if constexpr (kStoresAtOnce) return store_at_once(o);
       // All warps of the warpgroup have read Q; its products were waited for as a whole, but no document promises that.
       ptx::barrier_sync(kOwnBarrier + warpgroup, kWarpgroup);  // redundant: product
       QueryTile& staged = smem.q[query.index];
@@ -955,11 +1037,15 @@ struct HopperForward {
                                                                                                  kOnes};
       ptx::fence_async_shared();
     }
+    [[maybe_unused]] OneItem one;
+    if constexpr (kFindsItemEarly) {
+      if (warpgroup == kConsumers) one = find_item(p, maps);
+    }
     meet();
     if constexpr (C.specialized) {
       if (warpgroup == kConsumers) {
         ptx::drop_registers<kProducerRegisters>();
-        if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps);
+        if (threadIdx.x == kConsumers * kWarpgroup) produce(smem, p, maps, one);
       } else {
         ptx::raise_registers<kConsumerRegisters>();
         if constexpr (kKeyGroups > 1)

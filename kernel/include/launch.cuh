@@ -79,20 +79,28 @@ static cudaError_t allow_shared(Kernel* kernel, int bytes, int device) {
   return error;
 }
 
+// Launches with an attribute; arguments: as of cudaLaunchKernel.
+inline cudaError_t launch_with(const cudaLaunchAttribute& attribute, const void* kernel, dim3 grid, int threads,
+                               void** arguments, int shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[] = {attribute};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 1;
+  cudaLaunchKernelExC(&config, kernel, arguments);
+  return cudaGetLastError();
+}
+
 // The kernel may start before the one ahead of it in the stream has ended, and waits for that itself.
-inline cudaError_t launch_early(void (*kernel)(Params), unsigned blocks, int threads, const Params& p,
-                                cudaStream_t stream) {
+inline cudaError_t launch_early(void (*kernel)(Params), unsigned blocks, int threads, Params p, cudaStream_t stream) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, p);
-  return cudaGetLastError();
+  void* arguments[] = {&p};
+  return launch_with(early, reinterpret_cast<const void*>(kernel), dim3(blocks), threads, arguments, 0, stream);
 }
 
 inline int launch(const Instance& instance, Grid grid, const Params& p, int device, cudaStream_t stream) {

@@ -16,6 +16,14 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// rcp.approx.ftz.f32: 1 / x, relative error <= 2^-23; infinity of 0, 0 of what is over 2^126.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions-rcp
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // lg2.approx.ftz.f32: log2(x), absolute error <= 2^-22 near 1, else relative; log2(0) = -inf.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions-lg2
 __device__ __forceinline__ float lg2(float x) {
@@ -63,6 +71,16 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// Stores to global memory, 16 bytes to a multiple of 16, as one instruction that a predicate can skip.
+__device__ __forceinline__ void store_global(void* to, const uint4& x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_global(void* to, float x) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "f"(x) : "memory");
 }
 
 // mma.m16n8k16: d += a b with fp32 accumulators. A lane holds rows g = lane / 4 and g + 8, columns c = 2 (lane % 4) and

@@ -196,6 +196,9 @@ __device__ __forceinline__ void pin(float (&x)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
+// What a value comes from stands before this.
+__device__ __forceinline__ void pin(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
 // Descriptor of a matrix in rows of 128 bytes with the 128-byte swizzle: groups of 8 rows lie 1024 bytes apart.
 // `panel`: bytes between blocks of 64 columns of a matrix that is read column by column (tnspB); else of no meaning.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t panel = 16) {

@@ -21,6 +21,9 @@ __device__ __forceinline__ float finite_max(float row_max) { return row_max == -
 // 1 / row_sum; a row with no visible key has row_sum = 0 and gives O = 0.
 __device__ __forceinline__ float inverse_sum(float row_sum) { return row_sum == 0.f ? 0.f : 1.f / row_sum; }
 
+// The same by an approximation, without a branch.
+__device__ __forceinline__ float fast_inverse_sum(float row_sum) { return row_sum == 0.f ? 0.f : ptx::rcp(row_sum); }
+
 // Natural-log LSE; -inf for a row with no visible key.
 __device__ __forceinline__ float log_sum_exp(float row_max, float row_sum) {
   constexpr float kLn2 = 0.693147180559945309f;

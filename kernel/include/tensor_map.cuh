@@ -157,15 +157,7 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
       cudaLaunchAttribute attribute{};
       attribute.id = cudaLaunchAttributeClusterDimension;
       attribute.val.clusterDim = {1, 1, cluster};
-      cudaLaunchConfig_t config{};
-      config.gridDim = grid;
-      config.blockDim = dim3(instance.threads);
-      config.dynamicSmemBytes = instance.shared_bytes;
-      config.stream = stream;
-      config.attrs = &attribute;
-      config.numAttrs = 1;
-      cudaLaunchKernelExC(&config, instance.kernel, arguments);
-      return cudaGetLastError();
+      return launch_with(attribute, instance.kernel, grid, instance.threads, arguments, instance.shared_bytes, stream);
     }
     cudaLaunchKernel(instance.kernel, grid, dim3(instance.threads), arguments, instance.shared_bytes, stream);
     return cudaGetLastError();

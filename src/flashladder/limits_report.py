@@ -29,6 +29,8 @@ LATER_FIELDS = {
     "balanced": 0,
     "early_combine": 0,
     "multicast": 0,
+    "short_epilogue": 0,
+    "early_item": 0,
     "prescaled_q": 0,
     "sum_column": 0,
     "software_exp2": 0,

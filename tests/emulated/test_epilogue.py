@@ -1,0 +1,70 @@
+"""A store of finished rows without branches, and an item found early, on the emulator: right and free of races."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flashladder import ablation, check, emulation, paths
+from flashladder.arms import ArmSpec
+from flashladder.arrays import HostMemory
+from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
+from flashladder.inputs import Case
+from flashladder.ladder import load_ladder
+from flashladder.model import Cell, Shape
+from tests.emulated import mutants
+
+SEED = 5
+EPILOGUE, ITEM = "v32_short_epilogue", "v32_early_item"
+OWN, M128, M64 = (0, 1), (3, 1), (4, 1)
+
+
+def _case(lengths: tuple[int, int], head_dim: int, causal: bool) -> Case:
+    shape = Shape(batch=2, heads_q=3, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
+    return Case("wide", Cell(shape=shape, dtype="bf16" if head_dim > 64 else "fp16", causal=causal))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
+    session = emulation.open_check(ablation.Selection(out=tmp_path_factory.mktemp("cpu")), Options())
+    session.rungs = tuple(load_ladder()[name] for name in (EPILOGUE, ITEM))
+    session.build()
+    return {spec.name: spec for spec in session.specs}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
+@pytest.mark.parametrize("plan", [OWN, M128, M64])
+@pytest.mark.parametrize("rung", [EPILOGUE, ITEM])
+def test_rows_of_every_tile_are_stored_whole_and_no_others(
+    built: Mapping[str, ArmSpec], rung: str, plan: tuple[int, int], head_dim: int, schedule: Schedule
+) -> None:
+    spec = msgspec.structs.replace(built[rung], plan=plan)
+    options = Options(schedule=schedule, multiprocessors=4, async_timing="random", seed=SEED)
+    for lengths in ((64, 300), (130, 450), (77, 1), (65, 0)):
+        for causal in (False, True):
+            memory, case = EmulatedMemory(Emulator(Path(spec.library or "")), options), _case(lengths, head_dim, causal)
+            record = check.check_case(emulated_arm(spec), case, memory, SEED, check.pose(case, HostMemory(), SEED))
+            assert record.status == "pass", record.reason
+            assert memory.counters.get("bank_conflicts", 0) == 0
+
+
+def test_what_the_store_must_not_do_is_missed(tmp_path: Path) -> None:
+    rung = load_ladder()[EPILOGUE]
+    planted = [
+        ("rows that are no one's", "has_chunk && has_row(row + i * kAtOnce)", "has_chunk"),
+        ("columns past the head", "static_cast<int>(chunk * 8) < p.head_dim", "true"),
+        ("rows before a warp's other lanes have them", "__syncwarp();\n      uint4 words", "uint4 words"),
+        ("one row's sum for both", "inverse[r] = fast_inverse_sum(sum[r])", "inverse[r] = fast_inverse_sum(sum[0])"),
+    ]
+    itself = mutants.Mutant(rung, "itself", (paths.ROOT / rung.source).read_text())
+    bugs = [mutants.replaced(rung, name, old, new, "hopper_forward.cuh") for name, old, new in planted]
+    right, *wrong = mutants.build([itself, *bugs], tmp_path)
+    cases, options = [_case((130, 450), 40, False)], [Options(multiprocessors=18, schedule=s) for s in SCHEDULES]
+    assert mutants.noticed(right, cases, options) is None
+    assert [
+        bug.name for bug, library in zip(bugs, wrong, strict=True) if not mutants.noticed(library, cases, options)
+    ] == []
