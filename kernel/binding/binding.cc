@@ -344,6 +344,7 @@ ffi::String config() {
       {"multicast", static_cast<int>(c.multicast)},
       {"short_epilogue", c.short_epilogue},
       {"early_item", c.early_item},
+      {"last_joins", c.last_joins},
       {"prescaled_q", c.prescaled_q},
       {"sum_column", c.sum_column},
       {"software_exp2", c.software_exp2},

@@ -739,18 +739,26 @@ struct HopperForward {
         }
       }
       if constexpr (kKeyGroups > 1) {
-        if (group > 0) return hand_over(o, part(group));
+        const int behind = behind_joiner(group);
+        if (behind > 0) return hand_over(o, part(behind));
         join(o);
       }
       store(o);
     }
 
-    __device__ Part& part(int of_group) const {
-      return reinterpret_cast<Part*>(reinterpret_cast<unsigned char*>(&smem + 1) +
-                                     kOnesBytes)[(of_group - 1) * kRowGroups + warpgroup];
+    // How many warpgroups that share these rows stand before this one, counted from the one that joins their parts: 0
+    // is that itself. The tiles of keys come in turns, and who gets the last has no time to hand its part over.
+    __device__ int behind_joiner(int group) const {
+      const int joiner = C.last_joins ? (max(item.tiles, 1) - 1) % kKeyGroups : 0;
+      return C.last_joins ? (group - joiner + kKeyGroups) % kKeyGroups : group;
     }
 
-    // To the first of the warpgroups that share these rows.
+    __device__ Part& part(int behind) const {
+      return reinterpret_cast<Part*>(reinterpret_cast<unsigned char*>(&smem + 1) +
+                                     kOnesBytes)[(behind - 1) * kRowGroups + warpgroup];
+    }
+
+    // To the one of the warpgroups that share these rows which joins their parts.
     __device__ void hand_over(const Output& o, Part& to) const {
       const int thread = threadIdx.x % kWarpgroup;
 #pragma unroll

@@ -105,6 +105,7 @@ struct Config {
   bool early_combine = false;             // what joins the parts of split keys is launched before they are there
   Multicast multicast = Multicast::none;  // of the kernels whose warpgroups share rows; first_tiles: at head_dim 128
   bool short_epilogue = false;            // the store of a finished row has no branch and no division, where that pays
+  bool last_joins = false;    // of warpgroups that share rows the one that gets the last tile of keys joins the parts
   bool early_item = false;    // a block with one query tile finds what to load while its barriers are initialised
   bool prescaled_q = false;   // Q is multiplied by the scale and rounded, in shared memory, instead of the scores
   bool sum_column = false;    // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone

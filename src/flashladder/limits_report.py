@@ -31,6 +31,7 @@ LATER_FIELDS = {
     "multicast": 0,
     "short_epilogue": 0,
     "early_item": 0,
+    "last_joins": 0,
     "prescaled_q": 0,
     "sum_column": 0,
     "software_exp2": 0,

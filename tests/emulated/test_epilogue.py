@@ -1,4 +1,4 @@
-"""A store of finished rows without branches, and an item found early, on the emulator: right and free of races."""
+"""How blocks of a small grid begin and end, on the emulator: right and free of races."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flashladder.model import Cell, Shape
 from tests.emulated import mutants
 
 SEED = 5
-EPILOGUE, ITEM = "v32_short_epilogue", "v32_early_item"
+EPILOGUE, ITEM, JOIN = "v32_short_epilogue", "v32_early_item", "v32_last_joins"
 OWN, M128, M64 = (0, 1), (3, 1), (4, 1)
 
 
@@ -30,7 +30,7 @@ def _case(lengths: tuple[int, int], head_dim: int, causal: bool) -> Case:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
     session = emulation.open_check(ablation.Selection(out=tmp_path_factory.mktemp("cpu")), Options())
-    session.rungs = tuple(load_ladder()[name] for name in (EPILOGUE, ITEM))
+    session.rungs = tuple(load_ladder()[name] for name in (EPILOGUE, ITEM, JOIN))
     session.build()
     return {spec.name: spec for spec in session.specs}
 
@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
 @pytest.mark.parametrize("plan", [OWN, M128, M64])
-@pytest.mark.parametrize("rung", [EPILOGUE, ITEM])
+@pytest.mark.parametrize("rung", [EPILOGUE, ITEM, JOIN])
 def test_rows_of_every_tile_are_stored_whole_and_no_others(
     built: Mapping[str, ArmSpec], rung: str, plan: tuple[int, int], head_dim: int, schedule: Schedule
 ) -> None:
