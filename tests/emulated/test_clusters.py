@@ -24,8 +24,12 @@ STAGES = 4
 """Of the kernel of 64 rows at head_dim 128, which is all that v32_multicast changes."""
 
 
-def _case(lengths: tuple[int, int], causal: bool = False, heads: int = 2, head_dim: int = 128, batch: int = 1) -> Case:
-    shape = Shape(batch=batch, heads_q=heads, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
+def _case(
+    lengths: tuple[int, int], causal: bool = False, heads: int = 2, head_dim: int = 128, batch: int = 1, group: int = 1
+) -> Case:
+    shape = Shape(
+        batch=batch, heads_q=heads, heads_kv=heads // group, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim
+    )
     return Case("wide", Cell(shape=shape, dtype="bf16" if head_dim == 128 else "fp16", causal=causal))
 
 
@@ -66,22 +70,32 @@ def test_all_tiles_are_shared_at_head_dim_64_too(built: Mapping[str, ArmSpec], s
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads", "causal", "multiprocessors", "shares"),
+    ("rows", "heads", "group", "causal", "multiprocessors", "shares"),
     [
-        (128, 2, False, 4, True),
-        (128, 2, True, 4, False),  # the tiles of a pair see different keys
-        (192, 2, False, 4, False),  # no pairs: three tiles a head
-        (128, 2, False, 6, False),  # too few blocks for the device
-        (256, 2, False, 6, True),
+        (128, 2, 1, False, 4, True),
+        (128, 2, 1, True, 4, False),  # the tiles of a pair see different keys
+        (128, 2, 2, False, 4, False),  # heads share K and V
+        (192, 2, 1, False, 4, False),  # no pairs: three tiles a head
+        (128, 2, 1, False, 6, False),  # too few blocks for the device
+        (256, 2, 1, False, 6, True),
     ],
 )
 @pytest.mark.parametrize("rung", [FIRST, ALL])
 def test_a_cluster_asks_once_for_what_both_blocks_read(
-    built: Mapping[str, ArmSpec], rung: str, rows: int, heads: int, causal: bool, multiprocessors: int, shares: bool
+    built: Mapping[str, ArmSpec],
+    rung: str,
+    rows: int,
+    heads: int,
+    group: int,
+    causal: bool,
+    multiprocessors: int,
+    shares: bool,
 ) -> None:
     """Two boxes a tile of 64 rows and operand, and of O two a warp."""
     tiles, keys = rows // 64, 640
-    boxes = _boxes(built[rung], _case((rows, keys), causal, heads), Options(multiprocessors=multiprocessors))
+    boxes = _boxes(
+        built[rung], _case((rows, keys), causal, heads, group=group), Options(multiprocessors=multiprocessors)
+    )
     seen = [(keys - rows + 64 * (i + 1) if causal else keys) // 64 for i in range(tiles)]
     twice = sum(seen) - (tiles // 2 * (STAGES if rung == FIRST else keys // 64) if shares else 0)
     assert boxes == heads * 2 * (tiles + 2 * twice + 4 * tiles)
