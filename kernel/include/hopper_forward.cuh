@@ -43,6 +43,7 @@ struct HopperForward {
   // At head_dim 64 other kernels lose by it: ptxas orders the loop otherwise, and up to 2 % of the time went on an
   // H200.
   static constexpr bool kStoresAtOnce = C.short_epilogue && (D > 64 || kKeyGroups > 2);
+  static_assert(!C.short_epilogue || !C.sum_column);
 
   // A warpgroup's part of O, as its lanes hold it.
   struct Part {
@@ -230,6 +231,7 @@ struct HopperForward {
       return false;
     }
 
+    // As next(), of a block whose one item is known.
     __device__ bool once(const Item& one, Item& item) {
       item = one;
       return turn++ == 0;
@@ -749,8 +751,9 @@ struct HopperForward {
     // How many warpgroups that share these rows stand before this one, counted from the one that joins their parts: 0
     // is that itself. The tiles of keys come in turns, and who gets the last has no time to hand its part over.
     __device__ int behind_joiner(int group) const {
-      const int joiner = C.last_joins ? (max(item.tiles, 1) - 1) % kKeyGroups : 0;
-      return C.last_joins ? (group - joiner + kKeyGroups) % kKeyGroups : group;
+      if constexpr (!C.last_joins) return group;
+      const int joiner = (max(item.tiles, 1) - 1) % kKeyGroups;
+      return (group - joiner + kKeyGroups) % kKeyGroups;
     }
 
     __device__ Part& part(int behind) const {
@@ -890,7 +893,7 @@ struct HopperForward {
       float sum[2], inverse[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        sum[r] = kSumColumn ? rows.sum[r] : quad_sum(rows.sum[r]);
+        sum[r] = quad_sum(rows.sum[r]);
         inverse[r] = fast_inverse_sum(sum[r]);
       }
 #pragma unroll
@@ -916,6 +919,7 @@ struct HopperForward {
 
     // A warp's rows, a few at a time.
     __device__ void store_rows(const QueryTile& staged, unsigned warp_row, unsigned lane) {
+      static_assert(!C.persistent);  // the place of these rows is not for another Q
       constexpr int kChunks = D / 8, kAtOnce = 32 / kChunks, kSteps = 16 / kAtOnce;
       const unsigned first = warp_row + lane / kChunks, chunk = lane % kChunks;
       const int row = item.m0 + static_cast<int>(first);
@@ -931,10 +935,6 @@ struct HopperForward {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
         if (has_chunk && has_row(row + i * kAtOnce)) ptx::store_global(out + i * kAtOnce * p.o_strides.row, words[i]);
-      if constexpr (C.persistent) {
-        ptx::fence_async_shared();  // the next Q comes by the async proxy
-        release(&smem.q_empty[query.index]);
-      }
     }
 
     // O goes through the place of the warpgroup's rows of Q, so that global memory sees 16-byte stores.

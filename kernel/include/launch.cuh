@@ -80,15 +80,14 @@ static cudaError_t allow_shared(Kernel* kernel, int bytes, int device) {
 }
 
 // Launches with an attribute; arguments: as of cudaLaunchKernel.
-inline cudaError_t launch_with(const cudaLaunchAttribute& attribute, const void* kernel, dim3 grid, int threads,
+inline cudaError_t launch_with(cudaLaunchAttribute attribute, const void* kernel, dim3 grid, int threads,
                                void** arguments, int shared_bytes, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[] = {attribute};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = attributes;
+  config.attrs = &attribute;
   config.numAttrs = 1;
   cudaLaunchKernelExC(&config, kernel, arguments);
   return cudaGetLastError();
