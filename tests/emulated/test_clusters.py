@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import ablation, check, emulation, paths
+from flashladder import paths
 from flashladder.arms import ArmSpec
-from flashladder.arrays import HostMemory
-from flashladder.emulator.device import SCHEDULES, EmulatedMemory, Emulator, Options, Schedule, emulated_arm
+from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.inputs import Case
 from flashladder.ladder import load_ladder
 from flashladder.model import Cell, Shape
 from tests.emulated import mutants
+from tests.emulated.specs import counters_of, specs_of
 
 SEED = 3
 M64 = (4, 1)
@@ -35,19 +35,13 @@ def _case(
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
-    session = emulation.open_check(ablation.Selection(out=tmp_path_factory.mktemp("cpu")), Options())
-    session.rungs = tuple(load_ladder()[name] for name in (FIRST, ALL))
-    session.build()
-    return {spec.name: msgspec.structs.replace(spec, plan=M64) for spec in session.specs}
+    specs = specs_of((FIRST, ALL), tmp_path_factory.mktemp("cpu"))
+    return {name: msgspec.structs.replace(spec, plan=M64) for name, spec in specs.items()}
 
 
 def _boxes(spec: ArmSpec, case: Case, options: Options) -> int:
     """That TMA brings or takes in a case that must pass; one for both blocks of a cluster counts once."""
-    memory = EmulatedMemory(Emulator(Path(spec.library or "")), options)
-    record = check.check_case(emulated_arm(spec), case, memory, SEED, check.pose(case, HostMemory(), SEED))
-    assert record.status == "pass", record.reason
-    assert memory.counters.get("bank_conflicts", 0) == 0
-    return memory.counters["tma"]
+    return counters_of(spec, case, options, SEED)["tma"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
