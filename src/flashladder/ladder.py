@@ -182,22 +182,12 @@ class Ladder:
         return tuple({rung.id: rung for rung in (*portable[-1:], *running[-1:])}.values())
 
     def cell_of(self, rung: Rung) -> Cell:
-        """The cell that a rung is read at. A variant's: its parent's, or of the last leg before that measures it.
-
-        Where no leg does, it is the first shape that is declared for its parent's variants.
-        """
+        """The cell that a rung is read at. A variant's: its parent's, or of the last leg before that measures it."""
         if rung in self.rungs:
             return next(leg.cell for leg in self.legs if rung in leg.rungs)
         parent = self[rung.parent or ""]
         before = [leg.cell for leg in self.legs if self.rungs.index(leg.rungs[0]) < self.rungs.index(parent)]
-        own = self.cell_of(parent)
-        cell = next((c for c in (*reversed(before), own) if self.has_variant_at(rung, c.shape)), None)
-        if cell is None and (shapes := self.variant_shapes.get(parent.id)):
-            entries = [shape for s in load_shapes().values() for shape, _ in s.entries if shape.id == shapes[0]]
-            if not entries:
-                raise FlashladderError(f"ablation.toml: {parent.id} has a shape {shapes[0]!r} that shapes.toml lacks")
-            cell = msgspec.structs.replace(self.reference, shape=entries[0])
-        cell = cell or own
+        cell = next((c for c in reversed(before) if self.has_variant_at(rung, c.shape)), self.cell_of(parent))
         return msgspec.structs.replace(cell, dtype=rung.dtype or cell.dtype)
 
     def has(self, rung: Rung, field: str) -> bool:

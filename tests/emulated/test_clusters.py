@@ -19,9 +19,9 @@ from tests.emulated.specs import counters_of, specs_of
 
 SEED = 3
 M64 = (4, 1)
-FIRST, ALL = "v32_multicast", "v32_multicast_all"
+FIRST, ALL = "r36_last_joins", "v36_multicast_all"
 STAGES = 4
-"""Of the kernel of 64 rows at head_dim 128, which is all that v32_multicast changes."""
+"""Of the kernel of 64 rows at head_dim 128, which is all that r33_multicast changes."""
 
 
 def _case(

@@ -18,7 +18,7 @@ from tests.emulated import mutants
 from tests.emulated.specs import counters_of, specs_of
 
 SEED = 5
-EPILOGUE, ITEM, JOIN = "v32_short_epilogue", "v32_early_item", "v32_last_joins"
+EPILOGUE, ITEM, JOIN = "r34_short_epilogue", "r35_early_item", "r36_last_joins"
 OWN, M128, M64 = (0, 1), (3, 1), (4, 1)
 
 

@@ -54,7 +54,7 @@ BUGS = {
         "hopper_forward.cuh",
     ),
     "parts are joined before they are there": (
-        "r32_early_combine",
+        "r36_last_joins",
         "ptx::wait_for_grids_ahead();",
         ";",
         "mma_forward.cuh",

@@ -1,4 +1,5 @@
-// v32_early_item: r32_early_combine, a block with one query tile finds what to load while its barriers are initialised.
+// r35_early_item, after r34_short_epilogue: a block with one query tile finds what to load while its barriers are
+// initialised.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
@@ -18,8 +19,10 @@ constexpr Config kConfig = [] {
   config.quick_repair = true;
   config.balanced = true;
   config.early_combine = true;
+  config.multicast = Multicast::first_tiles;
+  config.short_epilogue = true;
   config.early_item = true;
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v32_early_item, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(r35_early_item, kConfig, SharedRows)

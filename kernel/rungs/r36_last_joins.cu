@@ -1,4 +1,4 @@
-// v32_last_joins: r32_early_combine, of warpgroups that share rows the one that gets the last tile of keys joins the
+// r36_last_joins, after r35_early_item: of warpgroups that share rows the one that gets the last tile of keys joins the
 // parts.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
@@ -19,8 +19,11 @@ constexpr Config kConfig = [] {
   config.quick_repair = true;
   config.balanced = true;
   config.early_combine = true;
+  config.multicast = Multicast::first_tiles;
+  config.short_epilogue = true;
+  config.early_item = true;
   config.last_joins = true;
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v32_last_joins, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(r36_last_joins, kConfig, SharedRows)

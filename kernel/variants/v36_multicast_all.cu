@@ -1,4 +1,4 @@
-// v32_short_epilogue: r32_early_combine, nothing in the store of a finished row makes a warp wait by itself.
+// v36_multicast_all: r36_last_joins, two blocks of a small grid load all of K and V for each other, at head_dim 64 too.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
@@ -18,8 +18,11 @@ constexpr Config kConfig = [] {
   config.quick_repair = true;
   config.balanced = true;
   config.early_combine = true;
+  config.multicast = Multicast::all_tiles;
   config.short_epilogue = true;
+  config.early_item = true;
+  config.last_joins = true;
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v32_short_epilogue, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(v36_multicast_all, kConfig, SharedRows)

@@ -1,4 +1,4 @@
-// v32_multicast: r32_early_combine, at head_dim 128 two blocks of a small grid load the first tiles of K and V
+// r33_multicast, after r32_early_combine: at head_dim 128 two blocks of a small grid load the first tiles of K and V
 // for each other.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
@@ -23,4 +23,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v32_multicast, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(r33_multicast, kConfig, SharedRows)
