@@ -344,6 +344,8 @@ ffi::String config() {
       {"multicast", static_cast<int>(c.multicast)},
       {"short_epilogue", c.short_epilogue},
       {"early_item", c.early_item},
+      {"short_join", c.short_join},
+      {"few_divisions", c.few_divisions},
       {"last_joins", c.last_joins},
       {"prescaled_q", c.prescaled_q},
       {"sum_column", c.sum_column},

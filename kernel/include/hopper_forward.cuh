@@ -337,7 +337,7 @@ struct HopperForward {
   static __device__ OneItem find_item(const Params& p, const Maps& maps) {
     OneItem one;
     Items().next(p, maps, one.item);
-    one.kv = kv_head(p, one.item.head);
+    one.kv = kv_head<C.few_divisions>(p, one.item.head);
     for (int* x : {&one.item.m0, &one.item.tiles, &one.kv}) ptx::pin(*x);
     return one;
   }

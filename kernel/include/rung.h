@@ -105,11 +105,13 @@ struct Config {
   bool early_combine = false;             // what joins the parts of split keys is launched before they are there
   Multicast multicast = Multicast::none;  // of the kernels whose warpgroups share rows; first_tiles: at head_dim 128
   bool short_epilogue = false;            // the store of a finished row has no branch and no division, where that pays
-  bool last_joins = false;    // of warpgroups that share rows the one that gets the last tile of keys joins the parts
-  bool early_item = false;    // a block with one query tile finds what to load while its barriers are initialised
-  bool prescaled_q = false;   // Q is multiplied by the scale and rounded, in shared memory, instead of the scores
-  bool sum_column = false;    // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
-  int32_t software_exp2 = 0;  // one of so many exponentials is a polynomial; 0: none
+  bool short_join = false;     // as short_epilogue, where warps of the portable kernels join their parts of O
+  bool few_divisions = false;  // a block divides by a group of heads or by splits only where there are several of them
+  bool last_joins = false;     // of warpgroups that share rows the one that gets the last tile of keys joins the parts
+  bool early_item = false;     // a block with one query tile finds what to load while its barriers are initialised
+  bool prescaled_q = false;    // Q is multiplied by the scale and rounded, in shared memory, instead of the scores
+  bool sum_column = false;     // P V has a column of ones, which sums the weights: bf16 at head_dim 64 alone
+  int32_t software_exp2 = 0;   // one of so many exponentials is a polynomial; 0: none
   int32_t key_groups = 1;  // warpgroups of a block that share its rows and split its keys; 0: by the size of the grid
   // Of the kernels for head_dim 128, where they differ: 0 and -1 stand for the fields above.
   int32_t tile_m_128 = 0, tile_n_128 = 0, stages_128 = 0, ping_pong_128 = -1;

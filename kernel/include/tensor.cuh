@@ -40,7 +40,12 @@ __device__ __forceinline__ T* head_base(T* tensor, const Strides& strides, int b
   return tensor + batch * strides.batch + head * strides.head;
 }
 
-__device__ __forceinline__ int kv_head(const Params& p, int head) { return head / (p.heads_q / p.heads_kv); }
+// few_divisions: of the Config.
+template <bool few_divisions = false>
+__device__ __forceinline__ int kv_head(const Params& p, int head) {
+  if (few_divisions && p.heads_q == p.heads_kv) return head;
+  return head / (p.heads_q / p.heads_kv);
+}
 
 // Number of keys that query row `query` sees; 0 for rows above the diagonal when seq_q > seq_k.
 __device__ __forceinline__ int visible_keys(const Params& p, int query) {

@@ -31,6 +31,8 @@ LATER_FIELDS = {
     "multicast": 0,
     "short_epilogue": 0,
     "early_item": 0,
+    "short_join": 0,
+    "few_divisions": 0,
     "last_joins": 0,
     "prescaled_q": 0,
     "sum_column": 0,

@@ -54,10 +54,16 @@ BUGS = {
         "hopper_forward.cuh",
     ),
     "parts are joined before they are there": (
-        "r36_last_joins",
+        "r37_few_divisions",
         "ptx::wait_for_grids_ahead();",
         ";",
         "mma_forward.cuh",
+    ),
+    "a head's own K and V where heads share them": (
+        "r37_few_divisions",
+        "few_divisions && p.heads_q == p.heads_kv",
+        "few_divisions",
+        "tensor.cuh",
     ),
     "maximum not carried": ("r03_warp_reduce", "new_max = fmaxf(old_max, warp_max(t))", "new_max = warp_max(t)", None),
 }

@@ -330,7 +330,7 @@ def test_the_readme_states_no_result_but_generated_ones_and_its_headline_is_a_cl
     versions = re.compile(r"CUDA \d+\.\d+|\d+\.\d+ or newer|Apache-2\.0")
     assert prose.typed_number(versions.sub("", before + after)) is None
     (headline,) = re.findall(r"^.*Best rung .*$", block, re.MULTILINE)
-    claim = next(c for c in claims.load_claims() if c.id == "r36_sdpa_reference")
+    claim = next(c for c in claims.load_claims() if c.id == "r37_sdpa_reference")
     found = claims.measure(claim.predicate, View(rundir.find(), load_ladder()))
     assert f"Best rung {claim.arms[0]}, x sdpa_default: {claims.shown(found)} faster" in headline
 

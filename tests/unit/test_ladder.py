@@ -73,9 +73,9 @@ def test_a_variant_is_read_where_it_shows() -> None:
     cell = LADDER.cell_of(LADDER["v28_sum_column"])
     assert cell.id == "b8h32s2048d64-bf16-full"  # its parent's leg has another shape, and fp16 the parent's kernel
     assert LADDER.cell_of(LADDER["r28_halves_last"]).shape != cell.shape
-    cell = LADDER.cell_of(LADDER["v36_multicast_all"])
+    cell = LADDER.cell_of(LADDER["v37_multicast_all"])
     assert cell.id == "b2h8s512d128-fp16-full"  # of a leg before its parent's
-    assert LADDER.cell_of(LADDER["r36_last_joins"]).shape != cell.shape
+    assert LADDER.cell_of(LADDER["r37_few_divisions"]).shape != cell.shape
 
 
 def test_variants_are_chosen_by_name_alone() -> None:

@@ -1,5 +1,5 @@
-// r36_last_joins, after r35_early_item: of warpgroups that share rows the one that gets the last tile of keys joins the
-// parts.
+// r37_few_divisions, after r36_short_join: a block divides to find its work only where heads share K and V or keys are
+// split.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
@@ -22,8 +22,9 @@ constexpr Config kConfig = [] {
   config.multicast = Multicast::first_tiles;
   config.short_epilogue = true;
   config.early_item = true;
-  config.last_joins = true;
+  config.short_join = true;
+  config.few_divisions = true;
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(r36_last_joins, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(r37_few_divisions, kConfig, SharedRows)

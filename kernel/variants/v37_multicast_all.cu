@@ -1,4 +1,5 @@
-// v36_multicast_all: r36_last_joins, two blocks of a small grid load all of K and V for each other, at head_dim 64 too.
+// v37_multicast_all: r37_few_divisions, two blocks of a small grid load all of K and V for each other, at head_dim 64
+// too.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
 #include "hopper_tuned.h"
@@ -21,8 +22,9 @@ constexpr Config kConfig = [] {
   config.multicast = Multicast::all_tiles;
   config.short_epilogue = true;
   config.early_item = true;
-  config.last_joins = true;
+  config.short_join = true;
+  config.few_divisions = true;
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v36_multicast_all, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(v37_multicast_all, kConfig, SharedRows)
