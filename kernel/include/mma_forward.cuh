@@ -349,8 +349,9 @@ struct MmaForward {
     const int batch = blockIdx.z, head = blockIdx.y;
     const int splits = kSplit ? p.splits : 1;
     const bool divides = !C.few_divisions || splits > 1;
-    const unsigned place = C.longest_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int split = divides ? blockIdx.x % splits : 0, m_tile = divides ? place / splits : place, m0 = m_tile * kM;
+    const auto tile_of = [&](unsigned block) { return divides ? block / splits : block; };
+    const int split = divides ? blockIdx.x % splits : 0;
+    const int m_tile = C.longest_first ? tile_of(gridDim.x - 1 - blockIdx.x) : tile_of(blockIdx.x), m0 = m_tile * kM;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % kRowWarps * kWarpM, warp_key = warp / kRowWarps * kWarpN;
     const Lane at{lane, warp_row + lane / 4, lane % 4 * 2};
@@ -520,7 +521,7 @@ struct MmaForward {
       const float inverse = inverse_sum(row_sum);
       sum = {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse};
       if (kSplit && p.splits > 1) {
-        const int64_t to = part_row(p, batch, head, m0 + row, split);
+        const int64_t to = part_row(p, batch, head, m0, split) + row;
         *reinterpret_cast<float4*>(p.part_o + to * D + quad * 4) = sum;
         if (quad == 0) p.part_lse[to] = part_lse(row_max, row_sum);
       } else {
@@ -555,10 +556,10 @@ struct MmaForward {
     return {sum, row_max, row_sum};
   }
 
-  // Where the part of a row of O lies that a split of its keys gives.
-  static __device__ __forceinline__ int64_t part_row(const Params& p, int batch, int head, int row, int split) {
+  // Where the parts of O lie that a split of its keys gives, from row m0 on.
+  static __device__ __forceinline__ int64_t part_row(const Params& p, int batch, int head, int m0, int split) {
     const int64_t head_row = (static_cast<int64_t>(split) * p.batch + batch) * p.heads_q + head;
-    return head_row * p.seq_q + row;
+    return head_row * p.seq_q + m0;
   }
   static __device__ __forceinline__ float part_lse(float row_max, float row_sum) {
     return row_sum == 0.f ? -CUDART_INF_F : row_max + ptx::lg2(row_sum);
@@ -581,7 +582,7 @@ struct MmaForward {
     const auto has_row = [&](int step) { return row + step * kAtOnce < p.seq_q; };
     const bool has_columns = is_column(quad / 2, p.head_dim);
     if (kSplit && p.splits > 1) {
-      const int64_t to = part_row(p, batch, head, row, split);
+      const int64_t to = part_row(p, batch, head, m0, split) + first;
       float4* out = reinterpret_cast<float4*>(p.part_o + to * D) + quad;
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)

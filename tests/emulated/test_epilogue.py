@@ -89,7 +89,7 @@ PLANTED = {
     LAST: [
         ("every split begins with the first key", "divides ? blockIdx.x % splits : 0", "0"),
         ("splits overlap", "end = min(tiles, first + share)", "end = tiles"),
-        ("every split has a query tile", "divides ? place / splits : place", "place"),
+        ("every split has a query tile", "divides ? block / splits : block", "block"),
     ],
 }
 
