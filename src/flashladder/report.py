@@ -449,11 +449,14 @@ def _agreement(document: Document) -> list[str]:
     """How the emulator's answers compare with this GPU's."""
     if not document.agreements:
         return []
+    compared = {record.arm for record in document.agreements}
+    missing = [rung.id for rung in document.results.ladder.rungs if rung.id not in compared]
     return [
         "## The emulator against this GPU",
         "The same cases and inputs on both. Where every weight is 1, O must have the same bits; elsewhere the "
         f"approximate 2^x and log2 differ, and allowed is: {TOLERANCE}. A share is the largest distance over that.",
         markdown(tables.agreement(document.agreements)),
+        *([f"Not compared: {', '.join(missing)}."] if missing else []),
     ]
 
 
