@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -87,6 +87,7 @@ PLANTED = {
         ("an LSE in another's place", "lse[(row + i * kAtOnce) * p", "lse[(row + i) * p"),
     ],
     LAST: [
+        ("heads share no K and V", "few_divisions && p.heads_q == p.heads_kv", "few_divisions"),
         ("every split begins with the first key", "divides ? blockIdx.x % splits : 0", "0"),
         ("splits overlap", "end = min(tiles, first + share)", "end = tiles"),
         ("every split has a query tile", "divides ? block / splits : block", "block"),
@@ -94,6 +95,7 @@ PLANTED = {
 }
 
 
+FEW_HEADERS = ["mma_forward.cuh", "tensor.cuh"]
 SMALL_GRID = [_case((130, 450), 40, False)]
 FEW_ROWS = [
     _case((5, 300), 40, False),
@@ -104,12 +106,16 @@ FEW_ROWS = [
 """Of the kernels for 16 rows and for 32, with splits of the keys and without."""
 
 
+def _header_with(text: str, headers: Sequence[str]) -> str:
+    return next(name for name in headers if text in (paths.KERNEL / "include" / name).read_text())
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_wrong_begin_or_end_is_noticed(name: str, tmp_path: Path) -> None:
     rung = load_ladder()[name]
-    header, cases = ("mma_forward.cuh", FEW_ROWS) if name in (JOIN, LAST) else ("hopper_forward.cuh", SMALL_GRID)
+    headers, cases = (FEW_HEADERS, FEW_ROWS) if name in (JOIN, LAST) else (["hopper_forward.cuh"], SMALL_GRID)
     itself = mutants.Mutant(rung, "itself", (paths.ROOT / rung.source).read_text())
-    bugs = [mutants.replaced(rung, bug, old, new, header) for bug, old, new in PLANTED[name]]
+    bugs = [mutants.replaced(rung, bug, old, new, _header_with(old, headers)) for bug, old, new in PLANTED[name]]
     right, *wrong = mutants.build([itself, *bugs], tmp_path)
     options = [Options(multiprocessors=12, schedule=s) for s in SCHEDULES]
     assert mutants.noticed(right, cases, options) is None

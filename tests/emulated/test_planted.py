@@ -59,12 +59,6 @@ BUGS = {
         ";",
         "mma_forward.cuh",
     ),
-    "a head's own K and V where heads share them": (
-        "r37_few_divisions",
-        "few_divisions && p.heads_q == p.heads_kv",
-        "few_divisions",
-        "tensor.cuh",
-    ),
     "maximum not carried": ("r03_warp_reduce", "new_max = fmaxf(old_max, warp_max(t))", "new_max = warp_max(t)", None),
 }
 
