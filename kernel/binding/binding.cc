@@ -339,6 +339,7 @@ ffi::String config() {
       {"halves_last", c.halves_last},
       {"tma_store", c.tma_store},
       {"quick_repair", c.quick_repair},
+      {"first_look", c.first_look},
       {"balanced", c.balanced},
       {"early_combine", c.early_combine},
       {"multicast", static_cast<int>(c.multicast)},

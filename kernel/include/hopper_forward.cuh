@@ -693,13 +693,14 @@ struct HopperForward {
             // Scores that outgrew an older maximum seldom do so once: the rest gets its own. The warps turn to it
             // together, as a product is of them all.
             bool is_raised = false;
+            [[maybe_unused]] const int first = tile;
             for (; tile >= 0; tile += kNextTile) {
               is_raised |= step<false>(s, o, weights, q, tile);
               if constexpr (kLooksBack) {
                 const int own_barrier = kOwnBarrier + group * kRowGroups + warpgroup;
-                if (tile / kKeyGroups % kTrustedTiles == kLeftTiles &&
-                    ptx::barrier_any(own_barrier, kWarpgroup, is_raised))
-                  break;
+                const bool looks = C.first_look ? tile >= kKeyGroups && (first - tile) / kKeyGroups % kTrustedTiles == 0
+                                                : tile / kKeyGroups % kTrustedTiles == kLeftTiles;
+                if (looks && ptx::barrier_any(own_barrier, kWarpgroup, is_raised)) break;
               }
             }
             if constexpr (kLooksBack)

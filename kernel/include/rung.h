@@ -101,7 +101,8 @@ struct Config {
   bool halves_last = false;   // without a mask, smaller query tiles come last
   bool tma_store = false;     // O leaves shared memory by TMA, while its warpgroup goes on
   bool quick_repair = false;  // maxima that are too old are found also where warpgroups share rows, and repaired faster
-  bool balanced = false;      // under a causal mask, blocks with less work so far take the longer tiles
+  bool first_look = false;  // the first look at whether maxima are too old comes after the first tile that trusts them
+  bool balanced = false;    // under a causal mask, blocks with less work so far take the longer tiles
   bool early_combine = false;             // what joins the parts of split keys is launched before they are there
   Multicast multicast = Multicast::none;  // of the kernels whose warpgroups share rows; first_tiles: at head_dim 128
   bool short_epilogue = false;            // the store of a finished row has no branch and no division, where that pays

@@ -47,6 +47,7 @@ from flashladder.ladder import (
     value_cells,
 )
 from flashladder.model import (
+    DTYPES,
     BuildRecord,
     Cell,
     CheckRecord,
@@ -119,6 +120,18 @@ def select_cells(selection: Selection) -> dict[Cell, L2Mode]:
     return cells
 
 
+def read_cells(ladder: Ladder, rungs: Iterable[Rung], selection: Selection) -> dict[Cell, L2Mode]:
+    """The cells that rungs and variants are read at, of the types and masks that the user chose."""
+    full = load_presets()["full"]
+    declared = preset_cells(msgspec.structs.replace(full, sets=tuple(load_shapes()), dtypes=DTYPES, max_seq=None))
+    return {
+        cell: declared[cell]
+        for cell in map(ladder.cell_of, rungs)
+        if (not selection.dtypes or cell.dtype in selection.dtypes)
+        and (not selection.masks or cell.mask in selection.masks)
+    }
+
+
 def profile_selection(selection: Selection) -> Selection:
     """The request with what a profile takes where the user names nothing: few shapes, one dtype, one mask."""
     reference = load_ladder().reference
@@ -165,6 +178,8 @@ class Session:
     peers: list[ArmSpec]
     named: frozenset[str] = frozenset()
     """The arms that the user named; the run may measure more of them, so that a cell stays whole."""
+    shared: frozenset[Cell] | None = None
+    """The cells that every arm is profiled in, None for all; in the others those that are read there, and parents."""
     specs: list[ArmSpec] = field(default_factory=list)
     builds: list[BuildRecord] = field(default_factory=list)
     checks: list[CheckRecord] = field(default_factory=list)
@@ -224,13 +239,16 @@ class Session:
         Variants come last, and where none is named only in the cell that they are read at.
         """
         specs = [spec for spec in self.specs if not self.named or spec.name in self.named]
-        items = [(spec, cell) for cell in self.cells for spec in specs if spec.kind != "variant"]
-        return items + [
-            (spec, cell)
-            for cell in self.cells
-            for spec in specs
-            if spec.kind == "variant" and (self.named or cell == self.ladder.cell_of(self.ladder[spec.name]))
-        ]
+        ours = [self.ladder[spec.name] for spec in specs if spec.kind != "peer"]
+        read = {(name, self.ladder.cell_of(rung)) for rung in ours for name in (rung.id, rung.parent)}
+
+        def takes(spec: ArmSpec, cell: Cell) -> bool:
+            if spec.kind == "variant" and not self.named:
+                return cell == self.ladder.cell_of(self.ladder[spec.name])
+            return self.shared is None or cell in self.shared or (spec.name, cell) in read
+
+        items = [(spec, cell) for cell in self.cells for spec in specs if takes(spec, cell)]
+        return sorted(items, key=lambda item: item[0].kind == "variant")
 
     def tune(self, rung: str, progress: Progress) -> None:
         """Time every plan of a rung that was built and checked, and record which its own plan chooses."""
@@ -299,6 +317,16 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
     named = frozenset([r.id for r in chosen if selection.rungs] + [p.name for p in peers if selection.peers])
     return Session(run, ladder, rungs, cells, preset, selection.seed, peers, named)
+
+
+def open_profile_session(selection: Selection) -> Session:
+    """open_session() for a profile, where the user names no shape also of the cells that rungs are read at."""
+    session = open_session(profile_selection(selection))
+    if selection.shapes:
+        return session
+    rungs = [rung for rung in session.rungs if not session.named or rung.id in session.named]
+    read = read_cells(session.ladder, rungs, selection)
+    return replace(session, cells={**read, **session.cells}, shared=frozenset(session.cells))
 
 
 def open_run(preset: str, path: Path) -> RunDir:

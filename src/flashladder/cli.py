@@ -319,8 +319,8 @@ def peers(**kwargs: Any) -> None:
 def profile(metric_set: MetricSet, launches: int, limit: float, take_over: str | None, **kwargs: Any) -> None:
     """Profile with Nsight Compute what passed the gate, and say what limits it.
 
-    Without --shape: the preset's few shapes, at the reference's type and mask. With --rung or --peer: the named ones
-    alone. `--set times` needs no permission.
+    Without --shape: the preset's few shapes, at the reference's type and mask, and each rung and its parent where the
+    rung is read. With --rung or --peer: the named ones alone. `--set times` needs no permission.
     """
     if take_over is not None:
         if kwargs["out"] is None:
@@ -331,7 +331,7 @@ def profile(metric_set: MetricSet, launches: int, limit: float, take_over: str |
             run.append("ncu", record)
         click.echo(f"{run.path}: {len(taken)} profiles taken over; 'flashladder report RUN --diagnose' judges them")
         return
-    session = ablation.open_session(ablation.profile_selection(_selection(kwargs)))
+    session = ablation.open_profile_session(_selection(kwargs))
     with _bar("build", "step") as progress:
         session.build(progress)
     with _bar("check", "case") as progress:

@@ -26,6 +26,7 @@ LATER_FIELDS = {
     "halves_last": 0,
     "tma_store": 0,
     "quick_repair": 0,
+    "first_look": 0,
     "balanced": 0,
     "early_combine": 0,
     "multicast": 0,

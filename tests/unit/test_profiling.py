@@ -303,3 +303,38 @@ def test_named_arms_are_profiled_alone_though_the_run_holds_more(tmp_path: Path)
     assert items() == [rung, peer, rung, peer, variant]
     assert items(rung) == [rung, rung]
     assert items(peer, variant) == [peer, peer, variant, variant]
+
+
+def test_a_rung_is_profiled_where_it_is_read_with_its_parent_and_no_one_else(tmp_path: Path) -> None:
+    ladder, preset = load_ladder(), load_presets()["full"]
+    child, variant = ladder["r33_multicast"], ladder["v28_sum_column"]
+    parent, other = ladder[child.parent or ""], ladder["r05_swizzle"]
+    rungs = (other, parent, child, variant)
+    shared: dict[Cell, L2Mode] = {ladder.reference: "warm"}
+    read = ablation.read_cells(ladder, rungs, ablation.Selection())
+    assert set(read) == {ladder.cell_of(rung) for rung in rungs}
+    specs = [ArmSpec(name=r.id, kind=r.kind) for r in rungs] + [ArmSpec(name="fa3", kind="peer")]
+
+    def items(*named: str) -> set[tuple[str, str]]:
+        cells = {**read, **shared}
+        session = ablation.Session(
+            RunDir(tmp_path), ladder, (), cells, preset, 0, [], frozenset(named), frozenset(shared), specs=specs
+        )
+        return {(spec.name, cell.id) for spec, cell in session.profile_items()}
+
+    everywhere = {(name, ladder.reference.id) for name in (other.id, parent.id, child.id, "fa3")}
+    where = ladder.cell_of(child).id
+    own = {(child.id, where), (parent.id, where), (parent.id, ladder.cell_of(parent).id)}
+    own.add((variant.id, ladder.cell_of(variant).id))
+    assert items() == everywhere | own
+    assert items(child.id) == {(child.id, ladder.reference.id), (child.id, where)}
+
+
+def test_the_cells_that_rungs_are_read_at_pass_the_filters() -> None:
+    ladder = load_ladder()
+    everything = ablation.read_cells(ladder, [*ladder.rungs, *ladder.variants], ablation.Selection())
+    causal = ablation.read_cells(ladder, ladder.rungs, ablation.Selection(masks=("causal",)))
+    assert causal == {cell: l2 for cell, l2 in everything.items() if cell.causal}
+    assert {
+        cell.dtype for cell in ablation.read_cells(ladder, ladder.variants, ablation.Selection(dtypes=("bf16",)))
+    } == {"bf16"}
