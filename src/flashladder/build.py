@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -374,16 +374,16 @@ def _lock_content(records: Sequence[BuildRecord]) -> dict[str, dict[str, object]
     }
 
 
-def write_lock(records: Sequence[BuildRecord]) -> Path:
+def write_lock(records: Sequence[BuildRecord], declared: Collection[str]) -> Path:
     """Record the resources of the rungs' kernels, one line a kernel, for the compiler that built them.
 
-    What the lock holds of other rungs stays.
+    What the lock holds of other rungs stays where they are `declared`.
     """
     file = lock_path(records[0].compiler)
     file.parent.mkdir(exist_ok=True)
     old = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
-    rebuilt = tuple(f"{r.rung}_" for r in records)
-    content = {k: v for k, v in old.items() if not k.startswith(rebuilt)} | _lock_content(records)
+    kept = tuple(f"{rung}_" for rung in declared if rung not in {r.rung for r in records})
+    content = {k: v for k, v in old.items() if k.startswith(kept)} | _lock_content(records)
     rows = [f'"{k}": {msgspec.json.encode(v).decode()}' for k, v in sorted(content.items())]
     file.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     return file

@@ -172,9 +172,11 @@ def build(rungs: tuple[str, ...], archs: tuple[str, ...], variants: bool, update
     of_ladder = {rung.id for rung in chosen if rung.kind == "rung"}
     locked = [r for r in records if r.rung in of_ladder]  # variants have no resource lock
     if update_lock:
+        ladder = load_ladder()
+        declared = [rung.id for rung in (*ladder.rungs, *ladder.variants)]
         if locked:
-            click.echo(f"wrote {building.write_lock(locked)}")
-        click.echo(f"wrote {verifying.write_sums(verifying.sums_of(records), records[0].compiler)}")
+            click.echo(f"wrote {building.write_lock(locked, declared)}")
+        click.echo(f"wrote {verifying.write_sums(verifying.sums_of(records), records[0].compiler, declared)}")
     elif locked:
         click.echo(building.check_lock(locked))
 

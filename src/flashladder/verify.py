@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +52,13 @@ def host() -> tuple[str, ...]:
     return find_cxx(), (linker.splitlines() or ["ld unknown"])[0], f"apache-tvm-ffi {building.ffi_paths()[0]}"
 
 
-def write_sums(found: Mapping[str, RungSums], compiler: str) -> Path:
-    """Record sums of rungs for `compiler`, one line a rung; those of other rungs stay.
+def write_sums(found: Mapping[str, RungSums], compiler: str, declared: Collection[str]) -> Path:
+    """Record sums of rungs for `compiler`, one line a rung; those of other rungs stay where they are `declared`.
 
     The libraries' of another host go: one file holds those of one host.
     """
     old = read_sums(compiler)
-    rungs = {} if old is None else dict(old.rungs)
+    rungs = {} if old is None else {rung: sums for rung, sums in old.rungs.items() if rung in declared}
     if old is not None and old.host != host():
         rungs = {rung: RungSums(cubins=sums.cubins) for rung, sums in rungs.items()}
     rungs |= found

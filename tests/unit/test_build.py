@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_resources_match_the_lock(built: list[BuildRecord]) -> None:
 
 
 def test_a_lock_says_nothing_of_an_architecture_that_it_does_not_hold(tree: Copy) -> None:
-    build.write_lock([_record(64)])
+    build.write_lock([_record(64)], ["k"])
     ampere = msgspec.structs.replace(_record(96).kernels[0], arch="sm_86")
     both = msgspec.structs.replace(_record(64), kernels=(*_record(64).kernels, ampere))
     assert build.check_lock([both]).endswith("match the resource lock of nvcc 1.2.3, which has none for sm_86")
@@ -235,10 +236,28 @@ def _record(registers: int) -> BuildRecord:
 
 
 def test_lock_drift_names_the_kernel_and_both_values(tree: Copy) -> None:
-    build.write_lock([_record(64)])
+    build.write_lock([_record(64)], ["k"])
     assert build.check_lock([_record(64)]).startswith("1 kernels match")
     with pytest.raises(DriftError, match=r"k sm_80: registers 64 -> 96"):
         build.check_lock([_record(96)])
+
+
+def test_a_lock_keeps_other_rungs_as_long_as_they_are_declared(tree: Copy) -> None:
+    def renamed(rung: str) -> BuildRecord:
+        kernel = msgspec.structs.replace(_record(64).kernels[0], kernel=f"{rung}_fp16_d64")
+        return msgspec.structs.replace(_record(64), rung=rung, kernels=(kernel,))
+
+    def written(record: BuildRecord, *declared: str) -> list[str]:
+        return [key.split("_fp16")[0] for key in json.loads(build.write_lock([record], declared).read_text())]
+
+    assert written(renamed("r01_a"), "r01_a") == ["r01_a"]
+    assert written(renamed("r02_b"), "r01_a", "r02_b") == ["r01_a", "r02_b"]
+    assert written(renamed("r03_c"), "r02_b", "r03_c") == ["r02_b", "r03_c"]
+
+
+def test_the_repositorys_lock_holds_declared_rungs_alone() -> None:
+    rungs = tuple(f"{rung.id}_" for rung in load_ladder().rungs)
+    assert [k for k in json.loads(build.lock_path("nvcc 13.0.88").read_text()) if not k.startswith(rungs)] == []
 
 
 def test_a_compiler_without_a_lock_says_so(tree: Copy) -> None:

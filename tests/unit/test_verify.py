@@ -16,6 +16,7 @@ from flashladder.toolchain import Nvcc
 from tests.unit.synthetic import write_run
 
 LADDER = load_ladder()
+DECLARED = ("x", "y")
 CHEAP = LADDER["r15_wgmma"]
 RECORD = BuildRecord(
     rung="x", status="built", sha256="l", cubins={"sm_80": "a"}, compiler="nvcc 1.2.3", flags=(), archs=("sm_80",)
@@ -101,21 +102,27 @@ def test_the_repository_has_the_sums_of_every_rung_and_variant_for_every_archite
 
 
 def test_sums_are_written_the_same_twice_and_keep_what_was_not_built(tree: Path) -> None:
-    file = verify.write_sums(verify.sums_of([RECORD, msgspec.structs.replace(RECORD, rung="y")]), "nvcc 1.2.3")
+    file = verify.write_sums(
+        verify.sums_of([RECORD, msgspec.structs.replace(RECORD, rung="y")]), "nvcc 1.2.3", DECLARED
+    )
     first = file.read_bytes()
-    assert verify.write_sums(verify.sums_of([RECORD]), "nvcc 1.2.3").read_bytes() == first
+    assert verify.write_sums(verify.sums_of([RECORD]), "nvcc 1.2.3", DECLARED).read_bytes() == first
     sums = verify.read_sums("nvcc 1.2.3")
     assert sums is not None
     assert sums.rungs == {name: RungSums(cubins={"sm_80": "a"}, library="l") for name in ("x", "y")}
     assert sums.host == verify.host()
+    verify.write_sums(verify.sums_of([RECORD]), "nvcc 1.2.3", ["x"])
+    sums = verify.read_sums("nvcc 1.2.3")
+    assert sums is not None
+    assert list(sums.rungs) == ["x"]
 
 
 def test_libraries_of_another_host_are_not_kept_or_compared(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verify.write_sums(verify.sums_of([RECORD]), "nvcc 1.2.3")
+    verify.write_sums(verify.sums_of([RECORD]), "nvcc 1.2.3", DECLARED)
     assert verify.other_host(_reference(sm_80="a")) is not None
     monkeypatch.setattr(verify, "host", lambda: ("g++ 1",))
     assert verify.other_host(_reference(sm_80="a")) is None
-    verify.write_sums(verify.sums_of([msgspec.structs.replace(RECORD, rung="y")]), "nvcc 1.2.3")
+    verify.write_sums(verify.sums_of([msgspec.structs.replace(RECORD, rung="y")]), "nvcc 1.2.3", DECLARED)
     sums = verify.read_sums("nvcc 1.2.3")
     assert sums is not None
     assert (sums.rungs["x"].library, sums.rungs["y"].library) == (None, "l")
