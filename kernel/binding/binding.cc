@@ -345,6 +345,7 @@ ffi::String config() {
       {"multicast", static_cast<int>(c.multicast)},
       {"short_epilogue", c.short_epilogue},
       {"early_item", c.early_item},
+      {"early_launch", c.early_launch},
       {"short_join", c.short_join},
       {"few_divisions", c.few_divisions},
       {"last_joins", c.last_joins},

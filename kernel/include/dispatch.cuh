@@ -27,6 +27,7 @@ constexpr Config with_query_rows(Config config, int rows) {
 constexpr Config portable(const Config& own) {
   Config config = kTuned;
   config.early_combine = own.early_combine;
+  config.early_launch = own.early_launch;
   config.short_join = own.short_join;
   config.few_divisions = own.few_divisions;
   return config;

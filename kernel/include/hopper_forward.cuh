@@ -1050,6 +1050,7 @@ struct HopperForward {
     if constexpr (kFindsItemEarly) {
       if (warpgroup == kConsumers) one = find_item(p, maps);
     }
+    if constexpr (C.early_launch) ptx::take_turn();
     meet();
     if constexpr (C.specialized) {
       if (warpgroup == kConsumers) {

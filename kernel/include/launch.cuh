@@ -33,7 +33,7 @@ struct Instance {
   int tile_m, threads;
   int shared_bytes = 0;  // dynamic
   void (*combine)(Params) = nullptr;
-  bool early_combine = false;
+  bool early_combine = false, early_launch = false;
 };
 
 constexpr int kCombineRows = 4;  // a block, one a warp
@@ -79,27 +79,52 @@ static cudaError_t allow_shared(Kernel* kernel, int bytes, int device) {
   return error;
 }
 
-// Launches with an attribute; arguments: as of cudaLaunchKernel.
-inline cudaError_t launch_with(cudaLaunchAttribute attribute, const void* kernel, dim3 grid, int threads,
-                               void** arguments, int shared_bytes, cudaStream_t stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  cudaLaunchKernelExC(&config, kernel, arguments);
+// What a launch asks for besides its grid.
+struct Attributes {
+  cudaLaunchAttribute of[2]{};
+  unsigned count = 0;
+
+  // The kernel may start before the one ahead of it in the stream has ended, and waits for that itself.
+  Attributes& early(bool is_early) {
+    if (is_early) {
+      of[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      of[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    return *this;
+  }
+  // Clusters of so many blocks, neighbours along z.
+  Attributes& cluster(unsigned blocks) {
+    if (blocks > 1) {
+      of[count].id = cudaLaunchAttributeClusterDimension;
+      of[count++].val.clusterDim = {1, 1, blocks};
+    }
+    return *this;
+  }
+};
+
+// arguments: as of cudaLaunchKernel.
+inline cudaError_t launch_with(Attributes attributes, const void* kernel, dim3 grid, int threads, void** arguments,
+                               int shared_bytes, cudaStream_t stream) {
+  if (attributes.count == 0) {
+    cudaLaunchKernel(kernel, grid, dim3(threads), arguments, shared_bytes, stream);
+  } else {
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes.of;
+    config.numAttrs = attributes.count;
+    cudaLaunchKernelExC(&config, kernel, arguments);
+  }
   return cudaGetLastError();
 }
 
-// The kernel may start before the one ahead of it in the stream has ended, and waits for that itself.
-inline cudaError_t launch_early(void (*kernel)(Params), unsigned blocks, int threads, Params p, cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+inline cudaError_t launch_with(Attributes attributes, void (*kernel)(Params), dim3 grid, int threads, Params p,
+                               int shared_bytes, cudaStream_t stream) {
   void* arguments[] = {&p};
-  return launch_with(early, reinterpret_cast<const void*>(kernel), dim3(blocks), threads, arguments, 0, stream);
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  return launch_with(attributes, function, grid, threads, arguments, shared_bytes, stream);
 }
 
 inline int launch(const Instance& instance, Grid grid, const Params& p, int device, cudaStream_t stream) {
@@ -111,15 +136,14 @@ inline int launch(const Instance& instance, Grid grid, const Params& p, int devi
     return cudaGetLastError();
   }
   return for_batches(p, [&](const Params& part) {
-    instance.kernel<<<blocks(part, instance.tile_m), instance.threads, instance.shared_bytes, stream>>>(part);
-    if (part.splits > 1) {
-      const int64_t rows = static_cast<int64_t>(part.batch) * part.heads_q * part.seq_q;
-      const auto row_blocks = static_cast<unsigned>((rows + kCombineRows - 1) / kCombineRows);
-      if (const cudaError_t error = cudaGetLastError()) return error;
-      if (instance.early_combine) return launch_early(instance.combine, row_blocks, kCombineRows * 32, part, stream);
-      instance.combine<<<row_blocks, kCombineRows * 32, 0, stream>>>(part);
-    }
-    return cudaGetLastError();
+    const cudaError_t error =
+        launch_with(Attributes().early(instance.early_launch), instance.kernel, blocks(part, instance.tile_m),
+                    instance.threads, part, instance.shared_bytes, stream);
+    if (error != cudaSuccess || part.splits == 1) return error;
+    const int64_t rows = static_cast<int64_t>(part.batch) * part.heads_q * part.seq_q;
+    const auto row_blocks = static_cast<unsigned>((rows + kCombineRows - 1) / kCombineRows);
+    return launch_with(Attributes().early(instance.early_combine), instance.combine, dim3(row_blocks),
+                       kCombineRows * 32, part, 0, stream);
   });
 }
 

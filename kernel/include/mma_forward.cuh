@@ -33,6 +33,7 @@ struct MmaForward {
 
   // Rows of 16-byte chunks. TMA writes panels of 64 columns, all rows of one before the next.
   static constexpr bool kTma = C.loads == Loads::tma;
+  static_assert(!kTma || !C.early_launch);
   static constexpr int kRowChunks = kTma ? kPanelColumns / 8 : kChunks;
   template <int kRows>
   struct Tile {
@@ -345,7 +346,7 @@ struct MmaForward {
   static __device__ void run(const Params& p, const Maps&... maps) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& smem = *reinterpret_cast<Shared*>(dynamic_shared);
-    if constexpr (C.early_combine) ptx::let_next_grid_start();
+    if constexpr (C.early_combine && !C.early_launch) ptx::let_next_grid_start();
     const int batch = blockIdx.z, head = blockIdx.y;
     const int splits = kSplit ? p.splits : 1;
     const bool divides = !C.few_divisions || splits > 1;
@@ -393,6 +394,7 @@ struct MmaForward {
       if constexpr (kStages > 0) ptx::cp_async_commit();
     };
 
+    if constexpr (C.early_launch) ptx::take_turn();
     Tile<kM>& q_tile = query_tile(smem, first);
     if constexpr (!kTma) load_tile(q_tile, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
     if constexpr (kStages > 0) {
@@ -659,7 +661,7 @@ constexpr Config small(Config config, int head_dim) { return with_rows(config, 1
 
 template <Config C, class T, int D>
 Instance mma_instance(void (*kernel)(Params), void (*combine)(Params) = nullptr) {
-  return {kernel, C.tile_m, C.threads, MmaForward<C, T, D>::kSharedBytes, combine, C.early_combine};
+  return {kernel, C.tile_m, C.threads, MmaForward<C, T, D>::kSharedBytes, combine, C.early_combine, C.early_launch};
 }
 
 template <bool kPackHeads>

@@ -118,5 +118,11 @@ __device__ __forceinline__ void wait_for_grids_ahead() { asm volatile("griddepco
 __device__ __forceinline__ void let_next_grid_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+// Of a kernel that was launched early, ahead of its first access to global memory. Its own successor starts after the
+// wait, not before, so that no more than one grid stands behind the one that computes.
+__device__ __forceinline__ void take_turn() {
+  wait_for_grids_ahead();
+  let_next_grid_start();
+}
 
 }  // namespace flashladder::ptx

@@ -106,6 +106,7 @@ struct Config {
   bool early_combine = false;             // what joins the parts of split keys is launched before they are there
   Multicast multicast = Multicast::none;  // of the kernels whose warpgroups share rows; first_tiles: at head_dim 128
   bool short_epilogue = false;            // the store of a finished row has no branch and no division, where that pays
+  bool early_launch = false;   // kernels start beside the end of the one ahead of them in the stream, and wait for that
   bool short_join = false;     // as short_epilogue, where warps of the portable kernels join their parts of O
   bool few_divisions = false;  // a block divides by a group of heads or by splits only where there are several of them
   bool last_joins = false;     // of warpgroups that share rows the one that gets the last tile of keys joins the parts

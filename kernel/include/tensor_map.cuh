@@ -103,7 +103,8 @@ struct TmaInstance {
   bool persistent;  // a block an SM, at most one a query tile
   bool tiles_last;  // of a grid's axes: the blocks of a tile of all heads start together
   bool tma_store;
-  bool multicast;                                       // in clusters of kClusterBlocks, where cluster_of() says so
+  bool multicast;  // in clusters of kClusterBlocks, where cluster_of() says so
+  bool early_launch;
   void (*balance)(Places&, const Params&, int blocks);  // null: blocks find their places alone
 };
 
@@ -154,14 +155,8 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
       if (const auto error = encode(maps.o, dtype, part.o, part.o_strides, part, part.heads_q, part.seq_q, kStoreRows))
         return error;
     void* arguments[] = {&part, &maps};
-    if (const unsigned cluster = cluster_of(instance, part, grid, device); cluster > 1) {
-      cudaLaunchAttribute attribute{};
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim = {1, 1, cluster};
-      return launch_with(attribute, instance.kernel, grid, instance.threads, arguments, instance.shared_bytes, stream);
-    }
-    cudaLaunchKernel(instance.kernel, grid, dim3(instance.threads), arguments, instance.shared_bytes, stream);
-    return cudaGetLastError();
+    const auto attributes = Attributes().early(instance.early_launch).cluster(cluster_of(instance, part, grid, device));
+    return launch_with(attributes, instance.kernel, grid, instance.threads, arguments, instance.shared_bytes, stream);
   });
 }
 
@@ -214,4 +209,5 @@ inline int launch(const TmaInstance& instance, const Params& p, Dtype dtype, int
       CONFIG.key_groups > 1,                                                                              \
       CONFIG.tma_store,                                                                                   \
       flashladder::multicasts<flashladder::FORWARD<CONFIG, T, D>>(),                                      \
+      CONFIG.early_launch,                                                                                \
       flashladder::balance_of<flashladder::FORWARD<CONFIG, T, D>>()};

@@ -32,6 +32,7 @@ LATER_FIELDS = {
     "multicast": 0,
     "short_epilogue": 0,
     "early_item": 0,
+    "early_launch": 0,
     "short_join": 0,
     "few_divisions": 0,
     "last_joins": 0,

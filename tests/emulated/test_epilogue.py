@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from tests.emulated.specs import counters_of, specs_of
 
 SEED = 5
 EPILOGUE, ITEM, JOIN, LAST = "r34_short_epilogue", "r35_early_item", "r36_short_join", "r37_few_divisions"
-LAST_JOINS = "v37_last_joins"
+LAST_JOINS, EARLY = "v37_last_joins", "v37_early_launch"
 OWN, M128, M64 = (0, 1), (3, 1), (4, 1)
 SPLIT = [(tile, splits) for tile in (1, 2) for splits in (1, 3)]
 """Of the kernels for 32 and for 16 rows."""
@@ -32,13 +32,13 @@ def _case(lengths: tuple[int, int], head_dim: int, causal: bool, heads: tuple[in
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
-    return specs_of((EPILOGUE, ITEM, JOIN, LAST, LAST_JOINS), tmp_path_factory.mktemp("cpu"))
+    return specs_of((EPILOGUE, ITEM, JOIN, LAST, LAST_JOINS, EARLY), tmp_path_factory.mktemp("cpu"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
 @pytest.mark.parametrize("plan", [OWN, M128, M64])
-@pytest.mark.parametrize("rung", [EPILOGUE, ITEM, LAST, LAST_JOINS])
+@pytest.mark.parametrize("rung", [EPILOGUE, ITEM, LAST, LAST_JOINS, EARLY])
 def test_rows_of_every_tile_are_stored_whole_and_no_others(
     built: Mapping[str, ArmSpec], rung: str, plan: tuple[int, int], head_dim: int, schedule: Schedule
 ) -> None:
@@ -52,7 +52,7 @@ def test_rows_of_every_tile_are_stored_whole_and_no_others(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
 @pytest.mark.parametrize("plan", SPLIT)
-@pytest.mark.parametrize("rung", [JOIN, LAST])
+@pytest.mark.parametrize("rung", [JOIN, LAST, EARLY])
 def test_few_rows_are_joined_whole_and_no_others(
     built: Mapping[str, ArmSpec], rung: str, plan: tuple[int, int], head_dim: int, schedule: Schedule
 ) -> None:
@@ -73,6 +73,20 @@ PLANTED = {
     ITEM: [
         ("another head's keys", "one.kv = kv_head<C.few_divisions>(p, one.item.head)", "one.kv = 0"),
         ("no item", "item = one;\n      return turn++ == 0;", "item = one;\n      return false;"),
+    ],
+    EARLY: [
+        ("no block waits", "if constexpr (C.early_launch) ptx::take_turn();\n    meet();", "meet();"),
+        (
+            "the producer does not wait",
+            "ptx::take_turn();\n    meet();",
+            "if (warpgroup != kConsumers) ptx::take_turn();\n    meet();",
+        ),
+        (
+            "the store does not wait",
+            "ptx::take_turn();\n    meet();",
+            "if (warpgroup == kConsumers) ptx::take_turn();\n    meet();",
+        ),
+        ("few rows do not wait", "if constexpr (C.early_launch) ptx::take_turn();\n    Tile", "Tile"),
     ],
     LAST_JOINS: [
         ("no one joins", "(group - joiner + kKeyGroups) % kKeyGroups;", "1 + group % (kKeyGroups - 1);"),
@@ -95,7 +109,7 @@ PLANTED = {
 }
 
 
-FEW_HEADERS = ["mma_forward.cuh", "tensor.cuh"]
+HEADERS = ["hopper_forward.cuh", "mma_forward.cuh", "tensor.cuh"]
 SMALL_GRID = [_case((130, 450), 40, False)]
 FEW_ROWS = [
     _case((5, 300), 40, False),
@@ -104,18 +118,18 @@ FEW_ROWS = [
     _case((20, 1100), 40, True, (12, 12)),
 ]
 """Of the kernels for 16 rows and for 32, with splits of the keys and without."""
+CASES = {JOIN: FEW_ROWS, LAST: FEW_ROWS, EARLY: [*SMALL_GRID, *FEW_ROWS]}
 
 
-def _header_with(text: str, headers: Sequence[str]) -> str:
-    return next(name for name in headers if text in (paths.KERNEL / "include" / name).read_text())
+def _header_with(text: str) -> str:
+    return next(name for name in HEADERS if text in (paths.KERNEL / "include" / name).read_text())
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_wrong_begin_or_end_is_noticed(name: str, tmp_path: Path) -> None:
-    rung = load_ladder()[name]
-    headers, cases = (FEW_HEADERS, FEW_ROWS) if name in (JOIN, LAST) else (["hopper_forward.cuh"], SMALL_GRID)
+    rung, cases = load_ladder()[name], CASES.get(name, SMALL_GRID)
     itself = mutants.Mutant(rung, "itself", (paths.ROOT / rung.source).read_text())
-    bugs = [mutants.replaced(rung, bug, old, new, _header_with(old, headers)) for bug, old, new in PLANTED[name]]
+    bugs = [mutants.replaced(rung, bug, old, new, _header_with(old)) for bug, old, new in PLANTED[name]]
     right, *wrong = mutants.build([itself, *bugs], tmp_path)
     options = [Options(multiprocessors=12, schedule=s) for s in SCHEDULES]
     assert mutants.noticed(right, cases, options) is None

@@ -1,0 +1,31 @@
+// v37_early_launch: r37_few_divisions, kernels start beside the end of the one ahead of them in the stream, and wait
+// for that.
+#define FLASHLADDER_IN_PARTS
+#include "dispatch.cuh"
+#include "hopper_tuned.h"
+
+using namespace flashladder;
+
+constexpr Config kConfig = [] {
+  Config config = kHopper;
+  config.splits = 0;
+  config.pack_heads = true;
+  config.key_groups = 0;
+  config.rest_first = true;
+  config.short_gap = true;
+  config.paced = 4;
+  config.halves_last = true;
+  config.tma_store = true;
+  config.quick_repair = true;
+  config.balanced = true;
+  config.early_combine = true;
+  config.multicast = Multicast::first_tiles;
+  config.short_epilogue = true;
+  config.early_item = true;
+  config.short_join = true;
+  config.few_divisions = true;
+  config.early_launch = true;
+  return config;
+}();
+
+FLASHLADDER_DISPATCH_RUNG(v37_early_launch, kConfig, SharedRows)
