@@ -1050,7 +1050,7 @@ struct HopperForward {
     if constexpr (kFindsItemEarly) {
       if (warpgroup == kConsumers) one = find_item(p, maps);
     }
-    if constexpr (C.early_launch) ptx::take_turn();
+    if constexpr (C.early_launch) ptx::wait_in_stream();
     meet();
     if constexpr (C.specialized) {
       if (warpgroup == kConsumers) {

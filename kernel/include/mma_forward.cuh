@@ -394,7 +394,7 @@ struct MmaForward {
       if constexpr (kStages > 0) ptx::cp_async_commit();
     };
 
-    if constexpr (C.early_launch) ptx::take_turn();
+    if constexpr (C.early_launch) ptx::wait_in_stream();
     Tile<kM>& q_tile = query_tile(smem, first);
     if constexpr (!kTma) load_tile(q_tile, q, p.q_strides.row, m0, p.seq_q, p.head_dim);
     if constexpr (kStages > 0) {

@@ -120,7 +120,7 @@ __device__ __forceinline__ void let_next_grid_start() {
 }
 // Of a kernel that was launched early, ahead of its first access to global memory. Its own successor starts after the
 // wait, not before, so that no more than one grid stands behind the one that computes.
-__device__ __forceinline__ void take_turn() {
+__device__ __forceinline__ void wait_in_stream() {
   wait_for_grids_ahead();
   let_next_grid_start();
 }

@@ -75,18 +75,18 @@ PLANTED = {
         ("no item", "item = one;\n      return turn++ == 0;", "item = one;\n      return false;"),
     ],
     EARLY: [
-        ("no block waits", "if constexpr (C.early_launch) ptx::take_turn();\n    meet();", "meet();"),
+        ("no block waits", "if constexpr (C.early_launch) ptx::wait_in_stream();\n    meet();", "meet();"),
         (
             "the producer does not wait",
-            "ptx::take_turn();\n    meet();",
-            "if (warpgroup != kConsumers) ptx::take_turn();\n    meet();",
+            "ptx::wait_in_stream();\n    meet();",
+            "if (warpgroup != kConsumers) ptx::wait_in_stream();\n    meet();",
         ),
         (
             "the store does not wait",
-            "ptx::take_turn();\n    meet();",
-            "if (warpgroup == kConsumers) ptx::take_turn();\n    meet();",
+            "ptx::wait_in_stream();\n    meet();",
+            "if (warpgroup == kConsumers) ptx::wait_in_stream();\n    meet();",
         ),
-        ("few rows do not wait", "if constexpr (C.early_launch) ptx::take_turn();\n    Tile", "Tile"),
+        ("few rows do not wait", "if constexpr (C.early_launch) ptx::wait_in_stream();\n    Tile", "Tile"),
     ],
     LAST_JOINS: [
         ("no one joins", "(group - joiner + kKeyGroups) % kKeyGroups;", "1 + group % (kKeyGroups - 1);"),
