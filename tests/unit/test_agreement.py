@@ -23,6 +23,8 @@ MEMORY = HostMemory()
 CASES = list(edge_cases("fp16", 64))
 NORMAL = next(c for c in CASES if c.family == "values" and c.values == "outlier")
 EXACT = next(c for c in CASES if c.values == "zero_q")
+NOT_COMPARED = {"r33_multicast", "r34_short_epilogue", "r35_early_item", "r36_short_join", "r37_few_divisions"}
+"""With a GPU: the report says so."""
 Change = Callable[[np.ndarray, np.ndarray], None]
 
 
@@ -135,10 +137,10 @@ def test_the_table_counts_a_rung_in_a_row() -> None:
 
 
 def test_the_runs_beside_the_pinned_one_compare_each_case_of_a_rung_once() -> None:
-    document = load(rundir.find(), load_ladder(), in_repository=True)
-    compared = [(r.arm, r.case) for r in document.agreements]
+    ladder = load_ladder()
+    compared = [(r.arm, r.case) for r in load(rundir.find(), ladder, in_repository=True).agreements]
     assert len(set(compared)) == len(compared)
-    assert {"r00_naive", "r13_tuned", "r23_dispatch", "r32_early_combine"} <= {arm for arm, _ in compared}
+    assert {rung.id for rung in ladder.rungs} - {arm for arm, _ in compared} == NOT_COMPARED
 
 
 def test_the_report_says_which_rungs_were_not_compared() -> None:

@@ -167,6 +167,8 @@ def test_the_worst_kind_of_values_is_named_and_missing_ones_are_counted(run: Run
     assert worst.value == pytest.approx(1.4, rel=0.01)
     assert worst.n == len(value_cells()) * len(ODD_VALUES)
     assert re.fullmatch(r"huge values in b2h16s4096d\d+-fp16-(full|causal)", worst.where or "")
+    one = claims.measure(Values(arm="r05_swizzle", cells=Cells(shapes=("b32h32s640d64",)), most=1.5), view)
+    assert one.n == len(ODD_VALUES)
     none = claims.measure(Values(arm="r00_naive", most=1.5), view)
     assert (none.reason or "").startswith(f"{worst.n} of {worst.n} lack: r00_naive on outlier values in ")
     failed = claims.measure(Values(arm="r03_warp_reduce", most=1.5), view)

@@ -173,7 +173,8 @@ def test_as_a_program_it_reads_a_brief_writes_the_candidate_and_says_when_it_is_
 
 def test_every_point_of_the_search_passes_the_kernels_own_assertions(tmp_path: Path) -> None:
     """Of a candidate's three kernels of each head dimension; their bodies are not compiled."""
-    text = '#include "dispatch.cuh"\n#include "hopper_tuned.h"\nusing namespace flashladder;\n'
+    whole = propose.source({})
+    text = whole[whole.index("#include") : whole.index("constexpr")]
     points = {d: propose.feasible(TUNING, d, H200) for d in HEAD_DIMS}
     for i in range(max(map(len, points.values()))):
         body = propose.source({str(d): points[d][i % len(points[d])] for d in HEAD_DIMS})
