@@ -1,4 +1,4 @@
-// The configuration of r37_few_divisions, of which the variants in kernel/variants change a field each.
+// The configuration of r38_first_look, of which the variants in kernel/variants change a field each.
 #pragma once
 
 #include "hopper_tuned.h"
@@ -23,6 +23,7 @@ constexpr Config kLatest = [] {
   config.early_item = true;
   config.short_join = true;
   config.few_divisions = true;
+  config.first_look = true;
   return config;
 }();
 

@@ -209,11 +209,9 @@ class Predictions(_Bounded, frozen=True, kw_only=True, tag="predictions"):
 
 
 class Values(_Bounded, frozen=True, kw_only=True, tag="values"):
-    """The arm's time on a kind of values over that on normal ones: each kind, in each cell of the set `values`, or in
-    those of them that `cells` names."""
+    """The arm's time on a kind of values over that on normal ones: each kind, in each cell of the set `values`."""
 
     arm: str
-    cells: Cells | None = None
 
 
 class Eager(_Bounded, frozen=True, kw_only=True, tag="eager"):
@@ -693,10 +691,7 @@ def _predictions(p: Predictions, view: View) -> Measure:
 
 def _values(p: Values, view: View) -> Measure:
     found, missing = [], []
-    named = None if p.cells is None else p.cells.of(p.arm, view.ladder)
     for cell in value_cells():
-        if named is not None and cell not in named:
-            continue
         for kind in ODD_VALUES:
             timed = view.results.values.get((cell, p.arm, kind))
             where = f"{kind} values in {cell.id}"

@@ -11,7 +11,7 @@ from flashladder.errors import BuildError, EnvironmentInvalidError
 from flashladder.ladder import load_ladder
 from flashladder.model import Rung
 
-RUNGS = {"sm_90a": "r37_few_divisions"}
+RUNGS = {"sm_90a": "r38_first_look"}
 PORTABLE = "r13_tuned"
 """The fastest rung on an architecture, and on all others; each chooses among its kernels by the problem's shape."""
 MIN_ARCH = 80

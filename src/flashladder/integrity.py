@@ -16,6 +16,7 @@ OWN = "flashladder"
 """Of these modules every function, class and method is watched."""
 OTHERS: dict[str, tuple[str, ...]] = {
     "builtins": ("abs", "all", "any", "float", "getattr", "id", "isinstance", "len", "max", "min", "open", "range"),
+    "ctypes": ("CDLL", "byref"),
     "math": ("ceil", "isfinite", "sqrt"),
     "time": ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"),
     "os": ("read", "write", "_exit"),

@@ -26,6 +26,7 @@ import numpy as np
 from flashladder import flops, reference
 from flashladder.arms import ArmSpec, LoadedArm
 from flashladder.arrays import CudaMemory
+from flashladder.capture import set_apart
 from flashladder.check import EPS, distance, first_line, limits_of, seed_of
 from flashladder.inputs import NORMAL, Case, values_of
 from flashladder.ladder import CONTROL
@@ -420,13 +421,19 @@ class Timer:
         blocks: int,
         estimate_s: float,
     ) -> _Prepared:
-        """Record `launches` calls in a CUDA graph and prove that a replay computes; else enqueue them one by one."""
+        """Record `launches` calls in a CUDA graph and prove that a replay computes; else enqueue them one by one.
+
+        Each waits for all of the one before, as behind a caller's own kernels: else one that is launched early would
+        begin beside the end of itself. Where no graph is captured, a kernel that does nothing stands between.
+        """
         torch = self.torch
         sets = len(inputs.sets)
         kept: list[tuple[Any, Any | None]] = [outputs[slot] for slot in range(len(outputs))]
 
         def enqueue() -> None:
             for launch in range(launches):
+                if launch and not set_apart(torch.cuda.current_stream().cuda_stream):
+                    torch.cuda._sleep(0)
                 slot = launch % len(outputs)
                 kept[slot] = call(launch % sets, outputs[slot])
 

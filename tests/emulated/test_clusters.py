@@ -19,7 +19,7 @@ from tests.emulated.specs import counters_of, specs_of
 
 SEED = 3
 M64 = (4, 1)
-FIRST, ALL = "r37_few_divisions", "v37_multicast_all"
+FIRST, ALL = "r38_first_look", "v38_multicast_all"
 STAGES = 4
 """Of the kernel of 64 rows at head_dim 128, which is all that r33_multicast changes."""
 

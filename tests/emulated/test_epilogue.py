@@ -18,8 +18,8 @@ from tests.emulated import mutants
 from tests.emulated.specs import counters_of, specs_of
 
 SEED = 5
-EPILOGUE, ITEM, JOIN, LAST = "r34_short_epilogue", "r35_early_item", "r36_short_join", "r37_few_divisions"
-LAST_JOINS, EARLY = "v37_last_joins", "v37_early_launch"
+EPILOGUE, ITEM, JOIN, DIVISIONS = "r34_short_epilogue", "r35_early_item", "r36_short_join", "r37_few_divisions"
+LAST_JOINS, EARLY = "v38_last_joins", "v38_early_launch"
 OWN, M128, M64 = (0, 1), (3, 1), (4, 1)
 SPLIT = [(tile, splits) for tile in (1, 2) for splits in (1, 3)]
 """Of the kernels for 32 and for 16 rows."""
@@ -32,13 +32,13 @@ def _case(lengths: tuple[int, int], head_dim: int, causal: bool, heads: tuple[in
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
-    return specs_of((EPILOGUE, ITEM, JOIN, LAST, LAST_JOINS, EARLY), tmp_path_factory.mktemp("cpu"))
+    return specs_of((EPILOGUE, ITEM, JOIN, DIVISIONS, LAST_JOINS, EARLY), tmp_path_factory.mktemp("cpu"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
 @pytest.mark.parametrize("plan", [OWN, M128, M64])
-@pytest.mark.parametrize("rung", [EPILOGUE, ITEM, LAST, LAST_JOINS, EARLY])
+@pytest.mark.parametrize("rung", [EPILOGUE, ITEM, DIVISIONS, LAST_JOINS, EARLY])
 def test_rows_of_every_tile_are_stored_whole_and_no_others(
     built: Mapping[str, ArmSpec], rung: str, plan: tuple[int, int], head_dim: int, schedule: Schedule
 ) -> None:
@@ -52,7 +52,7 @@ def test_rows_of_every_tile_are_stored_whole_and_no_others(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
 @pytest.mark.parametrize("plan", SPLIT)
-@pytest.mark.parametrize("rung", [JOIN, LAST, EARLY])
+@pytest.mark.parametrize("rung", [JOIN, DIVISIONS, EARLY])
 def test_few_rows_are_joined_whole_and_no_others(
     built: Mapping[str, ArmSpec], rung: str, plan: tuple[int, int], head_dim: int, schedule: Schedule
 ) -> None:
@@ -100,7 +100,7 @@ PLANTED = {
         ("the LSE of a part in another's place", "p.part_lse[to + i * kAtOnce]", "p.part_lse[to + i]"),
         ("an LSE in another's place", "lse[(row + i * kAtOnce) * p", "lse[(row + i) * p"),
     ],
-    LAST: [
+    DIVISIONS: [
         ("heads share no K and V", "few_divisions && p.heads_q == p.heads_kv", "few_divisions"),
         ("every split begins with the first key", "divides ? blockIdx.x % splits : 0", "0"),
         ("splits overlap", "end = min(tiles, first + share)", "end = tiles"),
@@ -118,7 +118,7 @@ FEW_ROWS = [
     _case((20, 1100), 40, True, (12, 12)),
 ]
 """Of the kernels for 16 rows and for 32, with splits of the keys and without."""
-CASES = {JOIN: FEW_ROWS, LAST: FEW_ROWS, EARLY: [*SMALL_GRID, *FEW_ROWS]}
+CASES = {JOIN: FEW_ROWS, DIVISIONS: FEW_ROWS, EARLY: [*SMALL_GRID, *FEW_ROWS]}
 
 
 def _header_with(text: str) -> str:

@@ -14,7 +14,7 @@ from flashladder.inputs import Case
 from flashladder.model import Cell, Shape
 from tests.emulated.specs import counters_of, specs_of
 
-LAST, FIRST_LOOK = "r37_few_divisions", "v37_first_look"
+LATE_LOOK, FIRST_LOOK = "r37_few_divisions", "r38_first_look"
 SEED, TILE, MOST = 3, 64, 13
 """Keys of a tile; tiles of the longest case."""
 KERNELS = [(64, (0, 1), 256, 1), (64, (3, 1), 128, 2), (64, (4, 1), 64, 4), (128, (0, 1), 192, 1), (128, (4, 1), 64, 2)]
@@ -23,7 +23,7 @@ KERNELS = [(64, (0, 1), 256, 1), (64, (3, 1), 128, 2), (64, (4, 1), 64, 4), (128
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ArmSpec]:
-    return specs_of((LAST, FIRST_LOOK), tmp_path_factory.mktemp("cpu"))
+    return specs_of((LATE_LOOK, FIRST_LOOK), tmp_path_factory.mktemp("cpu"))
 
 
 def _repaired(spec: ArmSpec, head_dim: int, rows: int, tiles: int) -> int:
@@ -48,9 +48,9 @@ def test_a_warpgroup_repairs_one_tile(
 
 
 @pytest.mark.parametrize(("head_dim", "plan", "rows", "groups"), KERNELS)
-def test_of_the_last_rung_a_warpgroup_repairs_four_tiles_at_most(
+def test_of_its_parent_a_warpgroup_repairs_four_tiles_at_most(
     built: Mapping[str, ArmSpec], head_dim: int, plan: tuple[int, int], rows: int, groups: int
 ) -> None:
-    spec = msgspec.structs.replace(built[LAST], plan=plan)
+    spec = msgspec.structs.replace(built[LATE_LOOK], plan=plan)
     found = [_repaired(spec, head_dim, rows, tiles) for tiles in range(1, MOST)]
     assert groups <= max(found) <= 4 * groups

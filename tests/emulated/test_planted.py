@@ -54,7 +54,7 @@ BUGS = {
         "hopper_forward.cuh",
     ),
     "parts are joined before they are there": (
-        "r37_few_divisions",
+        "r38_first_look",
         "ptx::wait_for_grids_ahead();",
         ";",
         "mma_forward.cuh",

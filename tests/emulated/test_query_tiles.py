@@ -16,7 +16,7 @@ from tests.emulated.specs import counters_of, specs_of
 SEED = 3
 OWN_KERNEL = (0, 1)
 """Of 256 rows, or 192 at head_dim 128; small grids take others."""
-REST_FIRST, HALVES_LAST, LAST = "r25_rest_first", "r28_halves_last", "r37_few_divisions"
+REST_FIRST, HALVES_LAST, LAST = "r25_rest_first", "r28_halves_last", "r38_first_look"
 
 
 def _case(dtype: DtypeName, head_dim: int, lengths: tuple[int, int], causal: bool, heads: int = 2) -> Case:

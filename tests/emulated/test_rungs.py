@@ -28,7 +28,7 @@ WMMA_QK, MMA_REGISTERS, WGMMA = 1, 3, 4
 TMA = 1
 """Of Loads."""
 UNALIGNED = {"odd_offset", "odd_rows"}
-BOTH_TYPES = ("r00_naive", "r05_swizzle", "r07_wmma_pv", "r13_tuned", "r37_few_divisions")
+BOTH_TYPES = ("r00_naive", "r05_swizzle", "r07_wmma_pv", "r13_tuned", "r38_first_look")
 """The last of each way to compute: bf16 at head_dim 128 too, and all values and layouts. `check --on cpu` runs all."""
 
 MAX_SLOW_WORK = 700_000
@@ -253,7 +253,7 @@ def test_warpgroups_that_share_rows_join_their_parts(
 ) -> None:
     dtype: DtypeName = "fp16" if head_dim <= 64 else "bf16"
     options = Options(schedule=schedule, multiprocessors=sms, async_timing="random", seed=SEED)
-    one = _open(built, "r37_few_divisions", options)
+    one = _open(built, "r38_first_look", options)
     shape = Shape(batch=1, heads_q=1, heads_kv=1, seq_q=lengths[0], seq_k=lengths[1], head_dim=head_dim)
     case = Case("wide", Cell(shape=shape, dtype=dtype, causal=causal))
     record = check.check_case(one.arm, case, one.memory, SEED, _problems(case))

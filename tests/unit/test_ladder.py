@@ -73,9 +73,9 @@ def test_a_variant_is_read_where_it_shows() -> None:
     cell = LADDER.cell_of(LADDER["v28_sum_column"])
     assert cell.id == "b8h32s2048d64-bf16-full"  # its parent's leg has another shape, and fp16 the parent's kernel
     assert LADDER.cell_of(LADDER["r28_halves_last"]).shape != cell.shape
-    cell = LADDER.cell_of(LADDER["v37_multicast_all"])
+    cell = LADDER.cell_of(LADDER["v38_multicast_all"])
     assert cell.id == "b2h8s512d64-fp16-full"  # of a leg before its parent's
-    assert LADDER.cell_of(LADDER["r37_few_divisions"]).shape != cell.shape
+    assert LADDER.cell_of(LADDER["r38_first_look"]).shape != cell.shape
 
 
 def test_variants_are_chosen_by_name_alone() -> None:
@@ -133,7 +133,8 @@ def test_the_champions_are_the_last_portable_rung_and_the_last_that_runs() -> No
 def test_the_champions_are_timed_by_values_in_a_few_cells_of_the_larger_presets() -> None:
     ids = [f"b2h16s4096d{d}-fp16-{mask}" for d in (64, 128) for mask in ("full", "causal")]
     small = [f"{shape}-fp16-full" for shape in ("b1h8s1024d64", "b1h8s2048d64", "b2h8s512d128")]
-    short = [f"{shape}-fp16-full" for shape in ("b32h32s512d64", "b32h32s640d64", "b32h16s512d128")]
+    short = [f"b32h32s{length}d64-fp16-full" for length in (192, 384, 448, 512, 640)]
+    short += [f"b32h16s{length}d128-fp16-full" for length in (384, 512)]
     assert [cell.id for cell in ladder.value_cells()] == [*ids, *small, *short]
     assert {name for name, preset in ladder.load_presets().items() if preset.values} == {"default", "full"}
 

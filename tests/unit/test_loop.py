@@ -74,7 +74,7 @@ def _loop(
         folder=Folder(tmp_path / "out"),
         proposer=(str(_program(tmp_path, "proposer", proposer)), *words),
         budget=budget or Budget(patience=100, build_failures=100),
-        first=Champion(id="r37_few_divisions", file=str(first)),
+        first=Champion(id="r38_first_look", file=str(first)),
         diagnosis=None,
         referee=(str(_program(tmp_path, "referee", referee)),),
         proposer_limit_s=20,
@@ -226,7 +226,7 @@ def _command(started: Loop) -> list[str]:
     program = (
         "import sys; from pathlib import Path; from flashladder.loop import *; "
         "Loop(folder=Folder(Path(sys.argv[1])), proposer=tuple(sys.argv[4:]), budget=Budget(patience=9), "
-        "first=Champion(id='r37_few_divisions', file=sys.argv[2]), referee=(sys.argv[3],), diagnosis=None).run(print)"
+        "first=Champion(id='r38_first_look', file=sys.argv[2]), referee=(sys.argv[3],), diagnosis=None).run(print)"
     )
     paths = (str(started.folder.path), started.first.file, *started.referee)
     return [sys.executable, "-c", program, *paths, *started.proposer]
@@ -321,9 +321,9 @@ def test_a_full_disk_is_one_clear_line_and_leaves_the_ledger_whole(tmp_path: Pat
 
 
 def test_the_diagnosis_is_the_pinned_runs_champion_with_its_share_of_the_roof_and_findings() -> None:
-    found = brief.diagnosis_of(rundir.find(), load_ladder(), "r37_few_divisions")
+    found = brief.diagnosis_of(rundir.find(), load_ladder(), "r38_first_look")
     assert found is not None
-    assert found.rung == "r37_few_divisions"
+    assert found.rung == "r38_first_look"
     assert found.config["tile_m"] == 256
     assert found.roof_share is not None
     assert 0.4 < found.roof_share < 0.9
@@ -360,7 +360,7 @@ def test_the_command_runs_a_proposer_and_says_how_it_ended(tmp_path: Path) -> No
     assert "stopped: 2 attempts in a row were not accepted (--patience 2)" in result.output
     assert (tmp_path / "out/history.svg").read_bytes().startswith(b"<?xml")
     given = json.loads((tmp_path / "out/runs/0001/brief.json").read_text())
-    assert given["diagnosis"]["rung"] == given["champion"]["id"] == "r37_few_divisions"
+    assert given["diagnosis"]["rung"] == given["champion"]["id"] == "r38_first_look"
     assert os.path.exists(given["champion"]["file"])  # noqa: PTH110
 
 

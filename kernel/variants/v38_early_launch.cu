@@ -1,4 +1,4 @@
-// v37_early_launch: r37_few_divisions, kernels start beside the end of the one ahead of them in the stream, and wait
+// v38_early_launch: r38_first_look, kernels start beside the end of the one ahead of them in the stream, and wait
 // for that.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
@@ -12,4 +12,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v37_early_launch, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(v38_early_launch, kConfig, SharedRows)

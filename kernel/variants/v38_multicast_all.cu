@@ -1,4 +1,4 @@
-// v37_multicast_all: r37_few_divisions, two blocks of a small grid load all of K and V for each other, at head_dim 64
+// v38_multicast_all: r38_first_look, two blocks of a small grid load all of K and V for each other, at head_dim 64
 // too.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
@@ -12,4 +12,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v37_multicast_all, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(v38_multicast_all, kConfig, SharedRows)

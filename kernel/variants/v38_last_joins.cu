@@ -1,4 +1,4 @@
-// v37_last_joins: r37_few_divisions, of warpgroups that share rows the one that gets the last tile of keys joins the
+// v38_last_joins: r38_first_look, of warpgroups that share rows the one that gets the last tile of keys joins the
 // parts.
 #define FLASHLADDER_IN_PARTS
 #include "dispatch.cuh"
@@ -12,4 +12,4 @@ constexpr Config kConfig = [] {
   return config;
 }();
 
-FLASHLADDER_DISPATCH_RUNG(v37_last_joins, kConfig, SharedRows)
+FLASHLADDER_DISPATCH_RUNG(v38_last_joins, kConfig, SharedRows)
