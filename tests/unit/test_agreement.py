@@ -23,8 +23,6 @@ MEMORY = HostMemory()
 CASES = list(edge_cases("fp16", 64))
 NORMAL = next(c for c in CASES if c.family == "values" and c.values == "outlier")
 EXACT = next(c for c in CASES if c.values == "zero_q")
-NOT_COMPARED = {"r33_multicast", "r34_short_epilogue", "r35_early_item", "r36_short_join", "r37_few_divisions"}
-"""With a GPU: the report says so."""
 Change = Callable[[np.ndarray, np.ndarray], None]
 
 
@@ -140,7 +138,7 @@ def test_the_runs_beside_the_pinned_one_compare_each_case_of_a_rung_once() -> No
     ladder = load_ladder()
     compared = [(r.arm, r.case) for r in load(rundir.find(), ladder, in_repository=True).agreements]
     assert len(set(compared)) == len(compared)
-    assert {rung.id for rung in ladder.rungs} - {arm for arm, _ in compared} == NOT_COMPARED
+    assert {rung.id for rung in ladder.rungs} <= {arm for arm, _ in compared}
 
 
 def test_the_report_says_which_rungs_were_not_compared() -> None:

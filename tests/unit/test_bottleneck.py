@@ -174,11 +174,9 @@ def test_a_recorded_rung_is_first_found_to_have_the_fault_that_the_next_one_mend
 
 
 def test_every_rung_has_recorded_counters_at_the_reference() -> None:
-    """But the one whose kernels there are its parent's, which has them where it is read."""
     ladder = load_ladder()
-    recorded = {(p.arm, p.cell) for p in profiled().profiles() if p.kernels}
-    assert [r.id for r in ladder.rungs if (r.id, ladder.reference) not in recorded] == ["r36_short_join"]
-    assert ("r36_short_join", ladder.cell_of(ladder["r36_short_join"])) in recorded
+    recorded = {p.arm for p in profiled().profiles() if p.kernels and p.cell == ladder.reference}
+    assert {r.id for r in ladder.rungs} <= recorded
 
 
 def test_of_the_recorded_rungs_those_that_spill_and_no_others_use_local_memory() -> None:
