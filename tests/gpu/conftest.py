@@ -16,10 +16,10 @@ TIMED_BY_CHILDREN = ("test_guard", "test_challenge", "test_loop", "test_eager")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in TIMED_BY_CHILDREN)
-    for item in items:
-        if "tests/gpu/" in str(item.path):
-            item.add_marker(pytest.mark.gpu)
+    ours = {item for item in items if "tests/gpu/" in str(item.path)}
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+    items.sort(key=lambda item: not (item in ours and item.path.stem in TIMED_BY_CHILDREN))
 
 
 @pytest.fixture(scope="session")
