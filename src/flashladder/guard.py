@@ -311,10 +311,9 @@ def _slowdown(timing: CellTiming, checks: Sequence[CheckRecord], rung: str) -> S
         if block in theirs and timing.telemetry[block].valid
     ]
     if len(pairs) < stats.MIN_QUADS:
-        reason = (
-            f"{len(pairs)} valid blocks, expected {stats.MIN_QUADS}; another process on the GPU or a thermal slowdown "
-            "spoils them: end it or wait, then measure again"
-        )
+        reason = f"{len(pairs)} valid blocks, expected {stats.MIN_QUADS}"
+        if not all(telemetry.valid for telemetry in timing.telemetry):
+            reason += "; end what else runs on the GPU, or let it cool, and measure again"
         return msgspec.structs.replace(nothing, n=len(pairs), verdict="insufficient samples", reason=reason)
     ours, others = (np.array([pair[side] for pair in pairs], np.float64) for side in (0, 1))
     found = stats.paired(others, ours)  # above 1: the base is faster

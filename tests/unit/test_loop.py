@@ -25,6 +25,7 @@ from flashladder.ladder import load_ladder
 from flashladder.loop import Attempt, Budget, Champion, Folder, Loop, Progress
 from flashladder.model import Ratio
 
+CHAMPION = load_ladder().rungs[-1].id
 REFEREE = """
 import hashlib, json, pathlib, sys
 file = pathlib.Path(sys.argv[1])
@@ -74,7 +75,7 @@ def _loop(
         folder=Folder(tmp_path / "out"),
         proposer=(str(_program(tmp_path, "proposer", proposer)), *words),
         budget=budget or Budget(patience=100, build_failures=100),
-        first=Champion(id="r38_first_look", file=str(first)),
+        first=Champion(id=CHAMPION, file=str(first)),
         diagnosis=None,
         referee=(str(_program(tmp_path, "referee", referee)),),
         proposer_limit_s=20,
@@ -225,10 +226,10 @@ def test_a_referee_that_gives_no_verdict_accepts_nothing(
 def _command(started: Loop) -> list[str]:
     program = (
         "import sys; from pathlib import Path; from flashladder.loop import *; "
-        "Loop(folder=Folder(Path(sys.argv[1])), proposer=tuple(sys.argv[4:]), budget=Budget(patience=9), "
-        "first=Champion(id='r38_first_look', file=sys.argv[2]), referee=(sys.argv[3],), diagnosis=None).run(print)"
+        "Loop(folder=Folder(Path(sys.argv[1])), proposer=tuple(sys.argv[5:]), budget=Budget(patience=9), "
+        "first=Champion(id=sys.argv[4], file=sys.argv[2]), referee=(sys.argv[3],), diagnosis=None).run(print)"
     )
-    paths = (str(started.folder.path), started.first.file, *started.referee)
+    paths = (str(started.folder.path), started.first.file, *started.referee, started.first.id)
     return [sys.executable, "-c", program, *paths, *started.proposer]
 
 
@@ -321,9 +322,9 @@ def test_a_full_disk_is_one_clear_line_and_leaves_the_ledger_whole(tmp_path: Pat
 
 
 def test_the_diagnosis_is_the_pinned_runs_champion_with_its_share_of_the_roof_and_findings() -> None:
-    found = brief.diagnosis_of(rundir.find(), load_ladder(), "r38_first_look")
+    found = brief.diagnosis_of(rundir.find(), load_ladder(), CHAMPION)
     assert found is not None
-    assert found.rung == "r38_first_look"
+    assert found.rung == CHAMPION
     assert found.config["tile_m"] == 256
     assert found.roof_share is not None
     assert 0.4 < found.roof_share < 0.9
@@ -360,7 +361,7 @@ def test_the_command_runs_a_proposer_and_says_how_it_ended(tmp_path: Path) -> No
     assert "stopped: 2 attempts in a row were not accepted (--patience 2)" in result.output
     assert (tmp_path / "out/history.svg").read_bytes().startswith(b"<?xml")
     given = json.loads((tmp_path / "out/runs/0001/brief.json").read_text())
-    assert given["diagnosis"]["rung"] == given["champion"]["id"] == "r38_first_look"
+    assert given["diagnosis"]["rung"] == given["champion"]["id"] == CHAMPION
     assert os.path.exists(given["champion"]["file"])  # noqa: PTH110
 
 

@@ -21,6 +21,7 @@ from flashladder.loop import Attempt, Brief, Budget, Champion
 from flashladder.model import Blocking, Ratio
 from flashladder.propose import HEAD_DIMS, Note, Point
 
+CHAMPION = load_ladder().rungs[-1].id
 TUNING, H200 = load_tuning(), gpu_called("h200")
 BEFORE_TUNING: dict[int, Point] = {64: (192, 128, 2, 1), 128: (128, 128, 2, 1)}
 """Tiles of r21_stale_max, which r22_retuned was tuned from."""
@@ -157,8 +158,8 @@ def test_as_a_program_it_reads_a_brief_writes_the_candidate_and_says_when_it_is_
         number=1,
         seed=0,
         candidate=str(file),
-        champion=Champion(id="r38_first_look", file="x.cu"),
-        diagnosis=brief.diagnosis_of(rundir.find(), load_ladder(), "r38_first_look"),
+        champion=Champion(id=CHAMPION, file="x.cu"),
+        diagnosis=brief.diagnosis_of(rundir.find(), load_ladder(), CHAMPION),
         ledger=(),
         progress=loop.progress_of([], Budget()),
         budget=Budget(),
