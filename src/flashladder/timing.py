@@ -2,7 +2,8 @@
 
 A block visits all arms in random order and then in the reverse order, so any two arms form an ABBA or BAAB quad in
 every block and drift cancels between them. A sample is one replay of a CUDA graph of enough launches to last
-SAMPLE_US, between two events. What is timed was checked on the same inputs before, and is checked again after.
+SAMPLE_US, between two events; where it is of several, blocks take turns with CAPTURES graphs. What is timed was checked
+on the same inputs before, and is checked again after.
 
 A strict timer trusts no arm: before every sample all inputs get new values and all outputs NaN; each launch of a sample
 has an output of its own, none of which may keep a NaN; and the last arm of every block is held to the oracle. So what
@@ -48,6 +49,9 @@ from flashladder.model import (
 SAMPLE_US = 100.0
 """Events tick in 32 ns steps: at 100 us that is 0.03 %."""
 MAX_LAUNCHES = 200
+CAPTURES = 4
+"""Graphs of an arm whose samples are of several launches. A capture takes new places in memory, which cost calls of
+a few microseconds several hundredths of their time: blocks take turns with them, so the interval holds what they do."""
 CHECKED_ROWS = 18
 UNWRITTEN = "a sample left an output unwritten"
 ROOF_SIZE = 8192
@@ -72,6 +76,16 @@ SPIN_CYCLES_PER_SAMPLE = 40_000
 
 
 @dataclass
+class _Sample:
+    """What enqueues the launches of a sample: the replay of a graph, or the calls one by one."""
+
+    run: Callable[[], None]
+    captured: bool
+    results: list[tuple[Any, Any | None]]
+    """What the launches returned: of all with an output of their own, else of the last."""
+
+
+@dataclass
 class _Prepared:
     """An arm ready to be sampled in one cell."""
 
@@ -80,10 +94,8 @@ class _Prepared:
     launches: int
     blocks: int
     estimate_s: float
-    sample: Callable[[], None]
-    captured: bool
-    results: list[tuple[Any, Any | None]]
-    """What the launches returned: of all with an output of their own, else of the last."""
+    samples: Sequence[_Sample]
+    """Blocks take turns with them; the two visits of one block are of the same."""
     blocks_seen: list[int] = field(default_factory=list)
     ns: list[tuple[float, float]] = field(default_factory=list)
     unwritten: Any = None
@@ -91,9 +103,16 @@ class _Prepared:
     fault: str | None = None
     """What a strict block found wrong."""
 
+    @property
+    def captured(self) -> bool:
+        return self.samples[0].captured
+
+    def of_block(self, block: int) -> _Sample:
+        return self.samples[block % len(self.samples)]
+
     def set_of(self, slot: int, sets: int) -> int:
         """The input set of the launch whose result stands in `slot`."""
-        return (slot if len(self.results) > 1 else self.launches - 1) % sets
+        return (slot if len(self.outputs) > 1 else self.launches - 1) % sets
 
 
 class _Outputs:
@@ -328,17 +347,18 @@ class Timer:
         rng = np.random.default_rng(seeds[kind])
         visits = (on_normal, on_odd, on_odd, on_normal)
         events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in visits]
-        for _ in range(VALUE_QUADS):
+        for quad in range(VALUE_QUADS):
             torch.cuda._sleep(int(SPIN_CYCLES_PER_SAMPLE * len(visits) * (1 + rng.random())))
             for p, pair in zip(visits, events, strict=True):
-                self._one_sample(p, pair)
+                self._one_sample(p, quad, pair)
             torch.cuda.synchronize()
             first, second, third, last = (_ns(pair, on_normal.launches) for pair in events)
             on_normal.ns.append((first, last))
             on_odd.ns.append((second, third))
         for p, inputs in ((on_normal, normal), (on_odd, odd)):
-            if fault := inputs.fault(0, *p.results[0], arm.spec.slack):
-                return record(reason=f"failed: incorrect after timing: {fault}")
+            for s in p.samples:
+                if fault := inputs.fault(0, *s.results[0], arm.spec.slack):
+                    return record(reason=f"failed: incorrect after timing: {fault}")
         return record(launches_per_sample=on_normal.launches, ns=tuple(on_odd.ns), normal_ns=tuple(on_normal.ns))
 
     # --- preparation ---
@@ -421,7 +441,32 @@ class Timer:
         blocks: int,
         estimate_s: float,
     ) -> _Prepared:
-        """Record `launches` calls in a CUDA graph and prove that a replay computes; else enqueue them one by one.
+        """Record `launches` calls in CUDA graphs and prove that each replay computes; else enqueue them one by one."""
+        samples = [self._sample_of(inputs, outputs, call, launches) for _ in range(CAPTURES if launches > 1 else 1)]
+        samples = [s for s in samples if not s.captured][:1] or samples
+        p = _Prepared(arm, outputs, launches, blocks, estimate_s, samples)
+        for s in samples:
+            outputs.poison()
+            if s.captured:
+                for o, _ in s.results:
+                    o.fill_(float("nan"))
+            s.run()
+            self.torch.cuda.synchronize()
+            what = "graph replay" if s.captured else "batch"
+            if fault := inputs.fault(p.set_of(0, len(inputs.sets)), *s.results[0], arm.spec.slack):
+                raise _UnfitError("failed", f"a {what} is incorrect: {fault}")
+            if self.strict and (fault := self._fault_on_new_values(p, s, inputs)):
+                raise _UnfitError("failed", f"a {what} on new values is incorrect: {fault}")
+        return p
+
+    def _sample_of(
+        self,
+        inputs: _Inputs,
+        outputs: _Outputs,
+        call: Callable[[int, tuple[Any, Any]], tuple[Any, Any | None]],
+        launches: int,
+    ) -> _Sample:
+        """A graph of `launches` calls, or where none is captured the calls.
 
         Each waits for all of the one before, as behind a caller's own kernels: else one that is launched early would
         begin beside the end of itself. Where no graph is captured, a kernel that does nothing stands between.
@@ -442,35 +487,22 @@ class Timer:
             with warnings.catch_warnings(), torch.cuda.graph(graph):
                 warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # the replay's check tells
                 enqueue()
-            sample, captured = graph.replay, True
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             torch.cuda.synchronize()
-            sample, captured = enqueue, False
-        outputs.poison()
-        if captured:
-            for o, _ in kept:
-                o.fill_(float("nan"))
-        p = _Prepared(arm, outputs, launches, blocks, estimate_s, sample, captured, kept)
-        sample()
-        torch.cuda.synchronize()
-        what = "graph replay" if captured else "batch"
-        if fault := inputs.fault(p.set_of(0, sets), *kept[0], arm.spec.slack):
-            raise _UnfitError("failed", f"a {what} is incorrect: {fault}")
-        if self.strict and (fault := self._fault_on_new_values(p, inputs)):
-            raise _UnfitError("failed", f"a {what} on new values is incorrect: {fault}")
-        return p
+            return _Sample(enqueue, False, kept)
+        return _Sample(graph.replay, True, kept)
 
-    def _fault_on_new_values(self, p: _Prepared, inputs: _Inputs) -> str | None:
+    def _fault_on_new_values(self, p: _Prepared, sample: _Sample, inputs: _Inputs) -> str | None:
         """Sample once more where nothing is as it was, and check what every launch wrote."""
         self._renew(p, inputs)
         with p.arm.context():
-            p.sample()
+            sample.run()
         self.torch.cuda.synchronize()
         sets = len(inputs.sets)
-        for slot in sorted({0, len(p.results) // 2, len(p.results) - 1}):
-            if fault := inputs.fault(p.set_of(slot, sets), *p.results[slot], p.arm.spec.slack):
+        for slot in sorted({0, len(sample.results) // 2, len(sample.results) - 1}):
+            if fault := inputs.fault(p.set_of(slot, sets), *sample.results[slot], p.arm.spec.slack):
                 return fault
         return UNWRITTEN if bool(p.outputs.unwritten()) else None
 
@@ -489,7 +521,8 @@ class Timer:
             for p in prepared:
                 if p.estimate_s * p.launches < 0.05:
                     with p.arm.context():
-                        p.sample()
+                        for s in p.samples:
+                            s.run()
             self.torch.cuda.synchronize()
             clocks.append(self.nvml.sm_clock_mhz() or 0)
             elapsed = time.perf_counter() - start
@@ -524,7 +557,7 @@ class Timer:
                     self._flush_buffer.fill_(block & 1)
                 if self.strict:  # the host enqueues the sample meanwhile
                     torch.cuda._sleep(SPIN_CYCLES_PER_SAMPLE)
-                self._one_sample(p, events[id(p), visit])
+                self._one_sample(p, block, events[id(p), visit])
                 if self.strict:
                     left = p.outputs.unwritten()
                     p.unwritten = left if p.unwritten is None else p.unwritten | left
@@ -532,8 +565,9 @@ class Timer:
             telemetry.append(self.nvml.block_telemetry())
             if self.strict and visits:
                 last = visits[-1][0]
-                slot = int(rng.integers(len(last.results)))
-                o, lse = last.results[slot]
+                results = last.of_block(block).results
+                slot = int(rng.integers(len(results)))
+                o, lse = results[slot]
                 found = inputs.fault(last.set_of(slot, len(inputs.sets)), o, lse, last.arm.spec.slack)
                 last.fault = last.fault or found
             for p in active:
@@ -542,17 +576,18 @@ class Timer:
                 p.ns.append((_ns(first, p.launches), _ns(second, p.launches)))
         return telemetry
 
-    def _one_sample(self, p: _Prepared, events: tuple[Any, Any]) -> None:
+    def _one_sample(self, p: _Prepared, block: int, events: tuple[Any, Any]) -> None:
         start, end = events
+        run = p.of_block(block).run
         if p.captured:
             start.record()
-            p.sample()
+            run()
             end.record()
             return
         with p.arm.context():
             self.torch.cuda._sleep(SPIN_CYCLES_PER_SAMPLE * (1 + p.launches))
             start.record()
-            p.sample()
+            run()
             end.record()
 
     def _run_for_the_clock(
@@ -571,21 +606,22 @@ class Timer:
                 self.torch.cuda.synchronize()
                 clock(cell, None, 0)
                 with p.arm.context():
-                    for _ in range(samples):
-                        p.sample()
+                    for number in range(samples):
+                        p.of_block(number).run()
                 self.torch.cuda.synchronize()
                 clock(cell, p.arm.name, samples * p.launches)
 
     def _finish(self, p: _Prepared, inputs: _Inputs) -> ArmTiming:
-        """Check the last sample's output, then measure single host calls."""
-        if self.strict:
-            if p.fault or (p.unwritten is not None and bool(p.unwritten)):
-                return _unfit_record(p.arm.spec, "failed", f"incorrect while it was timed: {p.fault or UNWRITTEN}")
-            fault = self._fault_on_new_values(p, inputs)
-        else:
-            fault = inputs.fault(p.set_of(0, len(inputs.sets)), *p.results[0], p.arm.spec.slack)
-        if fault:
-            return _unfit_record(p.arm.spec, "failed", f"incorrect after timing: {fault}")
+        """Check the last output of each graph, then measure single host calls."""
+        if self.strict and (p.fault or (p.unwritten is not None and bool(p.unwritten))):
+            return _unfit_record(p.arm.spec, "failed", f"incorrect while it was timed: {p.fault or UNWRITTEN}")
+        for s in p.samples:
+            if self.strict:
+                fault = self._fault_on_new_values(p, s, inputs)
+            else:
+                fault = inputs.fault(p.set_of(0, len(inputs.sets)), *s.results[0], p.arm.spec.slack)
+            if fault:
+                return _unfit_record(p.arm.spec, "failed", f"incorrect after timing: {fault}")
         return ArmTiming(
             arm=p.arm.name,
             kind=p.arm.spec.kind,

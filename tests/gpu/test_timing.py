@@ -14,7 +14,7 @@ from flashladder.arrays import CudaMemory
 from flashladder.inputs import ODD_VALUES
 from flashladder.ladder import load_ladder
 from flashladder.model import ArmTiming, Cell, L2Mode, Preset, Shape, ValueTiming
-from flashladder.timing import VALUE_LAUNCHES, VALUE_QUADS, Timer
+from flashladder.timing import CAPTURES, VALUE_LAUNCHES, VALUE_QUADS, Timer
 from tests.saboteurs import PyArm, right
 
 CELL = Cell(shape=Shape(batch=1, heads_q=1, heads_kv=1, seq_q=64, seq_k=64, head_dim=64), dtype="fp16", causal=False)
@@ -74,6 +74,38 @@ def test_short_work_is_batched_to_a_sample_of_100_us(torch: Any) -> None:
     record = _time(torch, _spin(torch, 20_000))
     assert record.status == "timed", record.reason
     assert record.launches_per_sample * np.median(record.ns) > 80e3
+
+
+def test_blocks_take_turns_with_graphs_and_all_their_samples_are_kept(torch: Any) -> None:
+    """Every other graph is made to take twice as long."""
+    short, long = _spin(torch, 20_000), _spin(torch, 40_000)
+    calls_captured = 0
+
+    def work(inner: PyArm, *arguments: Any) -> None:
+        nonlocal calls_captured
+        is_capturing = torch.cuda.is_current_stream_capturing()
+        spin = long if is_capturing and calls_captured // launches % 2 else short
+        calls_captured += is_capturing
+        spin(inner, *arguments)
+
+    launches = _time(torch, short).launches_per_sample
+    record = _time(torch, work)
+    assert record.status == "timed", record.reason
+    assert (record.launches_per_sample, calls_captured) == (launches, CAPTURES * launches)
+    even, odd = (np.median(record.ns[turn::2]) for turn in range(2))
+    assert odd / even == pytest.approx(2, rel=0.25)
+
+
+def test_one_launch_a_sample_is_captured_once(torch: Any) -> None:
+    spin, captured = _spin(torch, 1_000_000), []
+
+    def work(inner: PyArm, *arguments: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            captured.append(True)
+        spin(inner, *arguments)
+
+    record = _time(torch, work)
+    assert (record.status, record.launches_per_sample, captured) == ("timed", 1, [True])
 
 
 def test_a_graph_that_captures_nothing_is_refused(torch: Any) -> None:
