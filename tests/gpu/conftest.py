@@ -11,15 +11,14 @@ from flashladder.arms import ArmSpec, LoadedArm, open_arm
 from flashladder.ladder import load_ladder
 
 RUNG_IDS = [r.id for r in load_ladder().rungs]
-TIMED_BY_CHILDREN = ("test_guard", "test_challenge", "test_loop", "test_eager")
-"""Files whose tests come first: to a child that times, a context of this process is another process on the GPU."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = {item for item in items if "tests/gpu/" in str(item.path)}
     for item in ours:
         item.add_marker(pytest.mark.gpu)
-    items.sort(key=lambda item: not (item in ours and item.path.stem in TIMED_BY_CHILDREN))
+    # To a child that times, a context of this process is another process on the GPU, which makes a block invalid.
+    items.sort(key=lambda item: item.get_closest_marker("children_time") is None)
 
 
 @pytest.fixture(scope="session")

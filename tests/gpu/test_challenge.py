@@ -219,6 +219,7 @@ def _challenged(file: Path, against: str | None = None, shapes: tuple[str, ...] 
     return challenge.challenge(request, print), time.monotonic() - start
 
 
+@pytest.mark.children_time
 def test_the_champion_renamed_is_not_better_and_told_in_time(torch: Any, tmp_path: Path) -> None:
     champion = challenge.default_champion(load_ladder(), machine.gpu_arch())
     file = tmp_path / "same.cu"
@@ -228,6 +229,7 @@ def test_the_champion_renamed_is_not_better_and_told_in_time(torch: Any, tmp_pat
     assert seconds < FAIR_S
 
 
+@pytest.mark.children_time
 def test_a_fair_gain_is_accepted_and_told_in_time(torch: Any, tmp_path: Path) -> None:
     """The champion, renamed, against the rung that the portable ladder ends with."""
     champion = challenge.default_champion(load_ladder(), machine.gpu_arch())
@@ -240,6 +242,7 @@ def test_a_fair_gain_is_accepted_and_told_in_time(torch: Any, tmp_path: Path) ->
     assert seconds < FAIR_S
 
 
+@pytest.mark.children_time
 def test_a_gain_of_two_percent_is_accepted(torch: Any, tmp_path: Path) -> None:
     """r12_kv_split with O rescaled lazily and long tiles first: by the pinned run 2.0 and 2.4 % faster."""
     file = tmp_path / "slightly.cu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from flashladder import eager, fastest, machine
@@ -12,6 +13,8 @@ from flashladder.cli import main
 from flashladder.ladder import load_ladder
 from flashladder.rundir import RunDir, sha256_of
 from flashladder.validate import validate
+
+pytestmark = pytest.mark.children_time
 
 
 def test_the_command_records_valid_calls_of_every_arm(torch: Any, tmp_path: Path) -> None:

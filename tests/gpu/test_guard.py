@@ -14,6 +14,8 @@ from flashladder.ladder import load_ladder, load_presets
 from flashladder.model import Cell, L2Mode
 from flashladder.rundir import RunDir
 
+pytestmark = pytest.mark.children_time
+
 
 def _cells() -> dict[Cell, L2Mode]:
     return {load_ladder().reference: "warm"}

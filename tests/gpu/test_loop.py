@@ -14,6 +14,8 @@ from flashladder.cli import main
 from flashladder.ladder import load_ladder
 from flashladder.loop import NOTHING_LEFT, Budget, Champion, Folder, Loop
 
+pytestmark = pytest.mark.children_time
+
 
 @pytest.mark.skipif("challenge" not in main.commands, reason="no referee")
 def test_a_slower_rung_is_reverted_with_a_ratio_and_a_file_that_does_not_build_without(
