@@ -488,6 +488,8 @@ class ArmTiming(Record, frozen=True, kw_only=True):
     launches_per_sample: int = 1
     captured: bool = True
     """True: a sample replays a CUDA graph. False: launches are enqueued behind a spin kernel."""
+    graphs: int = 1
+    """Of the same launches: those of block b replay graph b % graphs."""
     blocks: tuple[int, ...] = ()
     ns: tuple[tuple[float, float], ...] = ()
     host_us: tuple[float, ...] = ()

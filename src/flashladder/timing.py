@@ -629,6 +629,7 @@ class Timer:
             sha256=p.arm.sha256,
             launches_per_sample=p.launches,
             captured=p.captured,
+            graphs=len(p.samples),
             blocks=tuple(p.blocks_seen),
             ns=tuple(p.ns),
             host_us=self._host_us(p, inputs),

@@ -91,7 +91,7 @@ def test_blocks_take_turns_with_graphs_and_all_their_samples_are_kept(torch: Any
     launches = _time(torch, spin).launches_per_sample
     record = _time(torch, work)
     assert record.status == "timed", record.reason
-    assert (record.launches_per_sample, calls_captured) == (launches, CAPTURES * launches)
+    assert (record.launches_per_sample, record.graphs, calls_captured) == (launches, CAPTURES, CAPTURES * launches)
     even, odd = (np.median(record.ns[turn::2]) for turn in range(2))
     assert 1.5 < odd / even < 2.2
 
@@ -105,7 +105,7 @@ def test_one_launch_a_sample_is_captured_once(torch: Any) -> None:
         spin(inner, *arguments)
 
     record = _time(torch, work)
-    assert (record.status, record.launches_per_sample, captured) == ("timed", 1, [True])
+    assert (record.status, record.launches_per_sample, record.graphs, captured) == ("timed", 1, 1, [True])
 
 
 def test_a_graph_that_captures_nothing_is_refused(torch: Any) -> None:
