@@ -465,8 +465,9 @@ def _method(document: Document) -> list[str]:
     timed = [arm for cell in results.cells for arm in results.arms(cell) if arm.status == "timed"]
     percent = f"{100 * stats.CONFIDENCE:g} %"
     return [
-        "Device time of a launch: CUDA events around one replay of a graph of launches, their number in the records; "
-        "what cannot be captured is enqueued behind a spin kernel. Host time: a call without synchronisation.",
+        "Device time of a launch: CUDA events around one replay of a graph of launches; their number, and that of the "
+        "graphs of them that blocks take turns with, are in the records; what cannot be captured is enqueued behind a "
+        "spin kernel. Host time: a call without synchronisation.",
         f"A time is the median over all samples, with its distribution-free {percent} interval. No sample is removed; "
         f"blocks with a thermal or hardware slowdown or a foreign process are, before their times are read.",
         f"A comparison pairs samples of the same block, in random order and back: {100 * stats.TRIM:g} %-trimmed mean "

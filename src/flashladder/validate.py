@@ -47,7 +47,7 @@ from flashladder.model import (
 )
 from flashladder.peers import PEERS
 from flashladder.rundir import INFO, STAGES, SUMS, RunDir, sha256_of
-from flashladder.timing import HOST_CALLS, HOST_CALLS_SLOW, MAX_LAUNCHES, VALUE_LAUNCHES, VALUE_QUADS
+from flashladder.timing import CAPTURES, HOST_CALLS, HOST_CALLS_SLOW, MAX_LAUNCHES, VALUE_LAUNCHES, VALUE_QUADS
 from flashladder.tune import plan_of
 
 T = TypeVar("T")
@@ -439,6 +439,9 @@ def _arm_faults(v: Validation, r: CellTiming, arm: ArmTiming) -> Iterable[str]:
         yield f"{n} blocks; the preset declares {preset.min_blocks} to {preset.blocks}"
     if len(arm.host_us) not in (HOST_CALLS, HOST_CALLS_SLOW) or not 1 <= arm.launches_per_sample <= MAX_LAUNCHES:
         yield f"{len(arm.host_us)} host calls and {arm.launches_per_sample} launches a sample"
+    most = CAPTURES if arm.captured and arm.launches_per_sample > 1 else 1
+    if not 1 <= arm.graphs <= most:
+        yield f"{arm.graphs} graphs; expected 1 to {most}"
     if not all(us > 0 for us in arm.host_us):
         yield "a host call of no time"
     if what := v.floor_fault(r.cell, arm.ns, warm=r.l2 == "warm"):

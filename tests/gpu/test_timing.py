@@ -77,21 +77,20 @@ def test_short_work_is_batched_to_a_sample_of_100_us(torch: Any) -> None:
 
 
 def test_blocks_take_turns_with_graphs_and_all_their_samples_are_kept(torch: Any) -> None:
-    """Every other graph is made to take twice as long."""
-    spin, calls_captured = _spin(torch, 20_000), 0
+    """Every other graph, of two launches of more than 50 us and less than 100, is made to take twice as long."""
+    spin, calls_captured = _spin(torch, 100_000), 0
 
     def work(inner: PyArm, *arguments: Any) -> None:
         nonlocal calls_captured
         is_capturing = torch.cuda.is_current_stream_capturing()
-        if is_capturing and calls_captured // launches % 2:
-            torch.cuda._sleep(20_000)
+        if is_capturing and calls_captured // 2 % 2:
+            torch.cuda._sleep(100_000)
         calls_captured += is_capturing
         spin(inner, *arguments)
 
-    launches = _time(torch, spin).launches_per_sample
     record = _time(torch, work)
     assert record.status == "timed", record.reason
-    assert (record.launches_per_sample, record.graphs, calls_captured) == (launches, CAPTURES, CAPTURES * launches)
+    assert (record.launches_per_sample, record.graphs, calls_captured) == (2, CAPTURES, 2 * CAPTURES)
     even, odd = (np.median(record.ns[turn::2]) for turn in range(2))
     assert 1.5 < odd / even < 2.2
 

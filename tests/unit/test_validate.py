@@ -168,6 +168,12 @@ TAMPERED: dict[str, tuple[str, Callable[[Json], object], str]] = {
     "another cell": ("timing", lambda r: r["cell"].update(causal=True), "its seed"),
     "another card": ("timing", lambda r: r.update(gpu_digest="ffffffffffff"), "which run.json does not name"),
     "an impossible clock": ("timing", lambda r: r["telemetry"][0].__setitem__(0, 2500), "at most 1980 are possible"),
+    "too many graphs": ("timing", lambda r: _first_timed_arm(r).update(graphs=99), "99 graphs; expected 1 to"),
+    "graphs of what is not captured": (
+        "timing",
+        lambda r: _first_timed_arm(r).update(graphs=8, captured=False),
+        "8 graphs; expected 1 to 1",
+    ),
     "host calls removed": ("timing", lambda r: _first_timed_arm(r)["host_us"].pop(), "39 host calls"),
     "samples of a skipped arm": (
         "timing",
