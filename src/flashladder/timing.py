@@ -50,8 +50,9 @@ SAMPLE_US = 100.0
 """Events tick in 32 ns steps: at 100 us that is 0.03 %."""
 MAX_LAUNCHES = 200
 CAPTURES = 8
-"""Graphs of an arm whose samples are of several launches; blocks take turns with them. On an H200, graphs of the same
-cuDNN calls of 6 us differ by 4 %, each true to itself from block to block; of FA3 and PyTorch's flash, by 0.5 %."""
+"""Graphs of an arm whose samples are of several launches, each with outputs of its own; blocks take turns with them. On
+an H200, graphs of the same cuDNN calls of 6 us differ by 4 %, each true to itself from block to block; of FA3 and
+PyTorch's flash, by 0.5 %."""
 CHECKED_ROWS = 18
 UNWRITTEN = "a sample left an output unwritten"
 ROOF_SIZE = 8192
@@ -75,12 +76,17 @@ SPIN_CYCLES_PER_SAMPLE = 40_000
 """About 20 us a sample of a block: the host enqueues a whole block while the GPU spins."""
 
 
+_Call = Callable[[int, tuple[Any, Any]], tuple[Any, Any | None]]
+"""Launches on the input set of that number; gives what the arm returned, in the given (O, LSE) or elsewhere."""
+
+
 @dataclass
 class _Sample:
     """What enqueues the launches of a sample: the replay of a graph, or the calls one by one."""
 
     run: Callable[[], None]
     captured: bool
+    outputs: _Outputs
     results: list[tuple[Any, Any | None]]
     """What the launches returned: of all with an output of their own, else of the last."""
 
@@ -90,7 +96,6 @@ class _Prepared:
     """An arm ready to be sampled in one cell."""
 
     arm: LoadedArm
-    outputs: _Outputs
     launches: int
     blocks: int
     estimate_s: float
@@ -112,7 +117,7 @@ class _Prepared:
 
     def set_of(self, slot: int, sets: int) -> int:
         """The input set of the launch whose result stands in `slot`."""
-        return (slot if len(self.outputs) > 1 else self.launches - 1) % sets
+        return (slot if len(self.samples[0].outputs) > 1 else self.launches - 1) % sets
 
 
 class _Outputs:
@@ -374,26 +379,19 @@ class Timer:
         known = self.rates.get(rate_key)
         if known is not None:
             self._blocks_within_budget(known * flops.flops(cell) / 2, "would take")
-        q = inputs.sets[0][0]
-        first = _Outputs(torch, q, 1)
 
         def call(number: int, output: tuple[Any, Any]) -> tuple[Any, Any | None]:
             return arm(*inputs.sets[number], *output, inputs.scale, cell.causal)
 
         try:
             with arm.context():
-                o, lse = call(0, first[0])
-                torch.cuda.synchronize()
-                if fault := inputs.fault(0, o, lse, arm.spec.slack):
-                    raise _UnfitError("failed", f"incorrect: {fault}")
-                estimate_s = self._estimate(lambda: call(0, first[0]))
+                estimate_s = self._checked_estimate(arm, inputs, call)
                 if cell_flops := flops.flops(cell):
                     self.rates[rate_key] = min(known or np.inf, estimate_s / cell_flops)
                 launches = max(least, min(MAX_LAUNCHES, ceil(SAMPLE_US * 1e-6 / estimate_s)))
                 launches = twin.launches if twin else launches
                 blocks = self._blocks_within_budget(estimate_s * launches, "take")
-                outputs = _Outputs(torch, q, launches) if self.strict and launches > 1 else first
-                return self._capture(arm, inputs, outputs, call, launches, blocks, estimate_s)
+                return self._capture(arm, inputs, call, launches, blocks, estimate_s)
         except _UnfitError:
             raise
         except (NotImplementedError, ValueError, TypeError) as error:
@@ -412,6 +410,15 @@ class Timer:
                 f"over the preset's limit of {preset.arm_limit_s:g} s an arm",
             )
         return min(preset.blocks, max(preset.min_blocks, int(preset.arm_budget_s / (2 * sample_s))))
+
+    def _checked_estimate(self, arm: LoadedArm, inputs: _Inputs, call: _Call) -> float:
+        """Device seconds of a call whose result is right."""
+        output = _Outputs(self.torch, inputs.sets[0][0], 1)[0]
+        o, lse = call(0, output)
+        self.torch.cuda.synchronize()
+        if fault := inputs.fault(0, o, lse, arm.spec.slack):
+            raise _UnfitError("failed", f"incorrect: {fault}")
+        return self._estimate(lambda: call(0, output))
 
     def _estimate(self, call: Callable[[], object]) -> float:
         """Device seconds a call, by events around three that were enqueued while the GPU spun.
@@ -435,18 +442,17 @@ class Timer:
         self,
         arm: LoadedArm,
         inputs: _Inputs,
-        outputs: _Outputs,
-        call: Callable[[int, tuple[Any, Any]], tuple[Any, Any | None]],
+        call: _Call,
         launches: int,
         blocks: int,
         estimate_s: float,
     ) -> _Prepared:
         """Record `launches` calls in CUDA graphs and prove that each replay computes; else enqueue them one by one."""
-        samples = [self._sample_of(inputs, outputs, call, launches) for _ in range(CAPTURES if launches > 1 else 1)]
+        samples = [self._sample_of(inputs, call, launches) for _ in range(CAPTURES if launches > 1 else 1)]
         samples = [s for s in samples if not s.captured][:1] or samples
-        p = _Prepared(arm, outputs, launches, blocks, estimate_s, samples)
+        p = _Prepared(arm, launches, blocks, estimate_s, samples)
         for s in samples:
-            outputs.poison()
+            s.outputs.poison()
             if s.captured:
                 for o, _ in s.results:
                     o.fill_(float("nan"))
@@ -459,13 +465,7 @@ class Timer:
                 raise _UnfitError("failed", f"a {what} on new values is incorrect: {fault}")
         return p
 
-    def _sample_of(
-        self,
-        inputs: _Inputs,
-        outputs: _Outputs,
-        call: Callable[[int, tuple[Any, Any]], tuple[Any, Any | None]],
-        launches: int,
-    ) -> _Sample:
+    def _sample_of(self, inputs: _Inputs, call: _Call, launches: int) -> _Sample:
         """A graph of `launches` calls, or where none is captured the calls.
 
         Each waits for all of the one before, as behind a caller's own kernels: else one that is launched early would
@@ -473,6 +473,7 @@ class Timer:
         """
         torch = self.torch
         sets = len(inputs.sets)
+        outputs = _Outputs(torch, inputs.sets[0][0], launches if self.strict else 1)
         kept: list[tuple[Any, Any | None]] = [outputs[slot] for slot in range(len(outputs))]
 
         def enqueue() -> None:
@@ -491,12 +492,12 @@ class Timer:
             raise
         except RuntimeError:
             torch.cuda.synchronize()
-            return _Sample(enqueue, False, kept)
-        return _Sample(graph.replay, True, kept)
+            return _Sample(enqueue, False, outputs, kept)
+        return _Sample(graph.replay, True, outputs, kept)
 
     def _fault_on_new_values(self, p: _Prepared, sample: _Sample, inputs: _Inputs) -> str | None:
         """Sample once more where nothing is as it was, and check what every launch wrote."""
-        self._renew(p, inputs)
+        self._renew(sample, inputs)
         with p.arm.context():
             sample.run()
         self.torch.cuda.synchronize()
@@ -504,11 +505,11 @@ class Timer:
         for slot in sorted({0, len(sample.results) // 2, len(sample.results) - 1}):
             if fault := inputs.fault(p.set_of(slot, sets), *sample.results[slot], p.arm.spec.slack):
                 return fault
-        return UNWRITTEN if bool(p.outputs.unwritten()) else None
+        return UNWRITTEN if bool(sample.outputs.unwritten()) else None
 
-    def _renew(self, p: _Prepared, inputs: _Inputs) -> None:
+    def _renew(self, sample: _Sample, inputs: _Inputs) -> None:
         inputs.renew()
-        p.outputs.poison()
+        sample.outputs.poison()
 
     # --- sampling ---
 
@@ -552,14 +553,14 @@ class Timer:
             torch.cuda._sleep(int(SPIN_CYCLES_PER_SAMPLE * len(visits) * (1 + rng.random())))
             for p, visit in visits:
                 if self.strict:
-                    self._renew(p, inputs)
+                    self._renew(p.of_block(block), inputs)
                 if l2 == "cold":
                     self._flush_buffer.fill_(block & 1)
                 if self.strict:  # the host enqueues the sample meanwhile
                     torch.cuda._sleep(SPIN_CYCLES_PER_SAMPLE)
                 self._one_sample(p, block, events[id(p), visit])
                 if self.strict:
-                    left = p.outputs.unwritten()
+                    left = p.of_block(block).outputs.unwritten()
                     p.unwritten = left if p.unwritten is None else p.unwritten | left
             torch.cuda.synchronize()
             telemetry.append(self.nvml.block_telemetry())
@@ -637,7 +638,7 @@ class Timer:
 
     def _host_us(self, p: _Prepared, inputs: _Inputs) -> tuple[float, ...]:
         calls = HOST_CALLS if p.estimate_s < SLOW_S else HOST_CALLS_SLOW
-        arguments = (*inputs.sets[0], *p.outputs[0], inputs.scale, inputs.cell.causal)
+        arguments = (*inputs.sets[0], *p.samples[0].outputs[0], inputs.scale, inputs.cell.causal)
         times = []
         with p.arm.context():
             for _ in range(calls // 4):
