@@ -377,13 +377,19 @@ def _lock_content(records: Sequence[BuildRecord]) -> dict[str, dict[str, object]
 def write_lock(records: Sequence[BuildRecord], declared: Collection[str]) -> Path:
     """Record the resources of the rungs' kernels, one line a kernel, for the compiler that built them.
 
-    What the lock holds of other rungs stays where they are `declared`.
+    What the lock holds of other rungs, or of these for other architectures, stays where they are `declared`.
     """
     file = lock_path(records[0].compiler)
     file.parent.mkdir(exist_ok=True)
     old = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
-    kept = tuple(f"{rung}_" for rung in declared if rung not in {r.rung for r in records})
-    content = {k: v for k, v in old.items() if k.startswith(kept)} | _lock_content(records)
+    kept = tuple(f"{rung}_" for rung in declared)
+    replaced = {(r.rung, arch) for r in records for arch in r.archs}
+    content = {
+        key: value
+        for key, value in old.items()
+        if key.startswith(kept)
+        and not any(key.startswith(f"{rung}_") and key.endswith(f" {a}") for rung, a in replaced)
+    } | _lock_content(records)
     rows = [f'"{k}": {msgspec.json.encode(v).decode()}' for k, v in sorted(content.items())]
     file.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     return file

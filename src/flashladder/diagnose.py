@@ -533,10 +533,9 @@ class Results:
         mine, theirs = self.median_us(cell, name), self.median_us(cell, other)
         return theirs / mine if mine is not None and theirs is not None else None
 
-    @property
-    def control(self) -> Comparison | None:
-        """The baseline against itself at the reference cell."""
-        return self.comparison(self.ladder.reference, control_arm(self.ladder), self.ladder.baseline)
+    def control(self, cell: Cell) -> Comparison | None:
+        """The baseline against itself."""
+        return self.comparison(cell, control_arm(self.ladder), self.ladder.baseline)
 
 
 def load_results(run: RunDir, ladder: Ladder) -> Results:

@@ -89,7 +89,7 @@ def _run(document: Document) -> Iterator[tuple[str, str]]:
     for verdict in ("faster", "slower", "same"):
         yield f"Steps{verdict.capitalize()}", str(sum(s is not None and s.verdict == verdict for s in steps))
     yield from _peak(results, best)
-    control = results.control
+    control = results.control(ladder.reference)
     yield "Control", NOT_MEASURED if control is None or control.ratio is None else number(control.ratio)
     yield "Floor", f"{100 * stats.practical_floor(control.ratio if control is not None else None):.3g}"
     yield "Trim", f"{100 * stats.TRIM:g}"

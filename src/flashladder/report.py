@@ -23,6 +23,7 @@ from flashladder.prose import Prose
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
 from flashladder.tables import latex_escape, markdown, markdown_escape, shape
+from flashladder.timing import SAMPLE_US
 
 README = "README.md"
 COOKBOOK = "docs/cookbook.md"
@@ -475,7 +476,8 @@ def _method(document: Document) -> list[str]:
         f"At least {stats.MIN_QUADS} blocks, or the verdict is insufficient samples.",
         "Corrections: Holm over the ladder's steps within a cell; Benjamini-Hochberg over the cells of each pair of a "
         "kernel and a baseline.",
-        _control(results.control),
+        _control(results.control(reference)),
+        *_intervals(results),
         *_samples(results, reference),
         f"L2: {_l2(results)}. Inputs are random. {_clocks(document.info)}{_cards(document.info)}",
         f"{_slow(timed)} {_launch_bound(timed)}",
@@ -493,6 +495,27 @@ def _control(control: Comparison | None) -> str:
         f"An effect counts above {100 * stats.practical_floor(None):g} % or three times a cell's own A/A result, "
         f"here {_percent(control)}."
     )
+
+
+def _intervals(results: Results) -> list[str]:
+    """In how many cells the interval of A/A holds 1, by whether a sample is of several launches."""
+    holds: dict[bool, list[bool]] = {True: [], False: []}
+    for cell in results.cells:
+        control, time = results.control(cell), results.median_us(cell, results.ladder.baseline)
+        if time is not None and control is not None and control.ci is not None:
+            low, high = control.ci
+            holds[time < SAMPLE_US].append(low <= 1 <= high)
+    counts = [
+        f"{sum(found)} of {len(found)} cells of {'less' if is_short else 'more'} than {SAMPLE_US:g} us"
+        for is_short, found in holds.items()
+        if found
+    ]
+    if not counts:
+        return []
+    return [
+        f"The interval of A/A holds 1 in {' and in '.join(counts)}. An interval is of what varies between blocks; what "
+        "two arms of the same calls differ in for a whole cell, as the places of their outputs, is left to the floor."
+    ]
 
 
 def _percent(control: Comparison | None) -> str:

@@ -55,13 +55,17 @@ def host() -> tuple[str, ...]:
 def write_sums(found: Mapping[str, RungSums], compiler: str, declared: Collection[str]) -> Path:
     """Record sums of rungs for `compiler`, one line a rung; those of other rungs stay where they are `declared`.
 
-    The libraries' of another host go: one file holds those of one host.
+    A rung's machine code for other architectures stays too, without a library: that of `found` has not all of it. The
+    libraries' of another host go: one file holds those of one host.
     """
     old = read_sums(compiler)
     rungs = {} if old is None else {rung: sums for rung, sums in old.rungs.items() if rung in declared}
     if old is not None and old.host != host():
         rungs = {rung: RungSums(cubins=sums.cubins) for rung, sums in rungs.items()}
-    rungs |= found
+    for rung, sums in found.items():
+        before = rungs[rung].cubins if rung in rungs else {}
+        others = before.keys() - sums.cubins.keys()
+        rungs[rung] = RungSums(cubins=before | sums.cubins, library=None if others else sums.library)
     head = {"about": ABOUT, "compiler": compiler, "host": list(host())}
     rows = [f"{msgspec.json.encode(k).decode()}: {msgspec.json.encode(v).decode()}" for k, v in head.items()]
     lines = [f'"{rung}": {msgspec.json.encode(sums).decode()}' for rung, sums in sorted(rungs.items())]

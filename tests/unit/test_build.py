@@ -257,6 +257,18 @@ def test_a_lock_keeps_other_rungs_as_long_as_they_are_declared(tree: Copy) -> No
     assert written(renamed("r03_c"), "r02_b", "r03_c") == ["r02_b", "r03_c"]
 
 
+def test_a_lock_keeps_what_was_built_for_other_architectures(tree: Copy) -> None:
+    def written(registers: int, *archs: str) -> dict[str, int]:
+        (kernel,) = _record(registers).kernels
+        kernels = tuple(msgspec.structs.replace(kernel, kernel="k_fp16", arch=arch) for arch in archs)
+        record = msgspec.structs.replace(_record(registers), archs=archs, kernels=kernels)
+        content = json.loads(build.write_lock([record], ["k"]).read_text())
+        return {key: value["registers"] for key, value in content.items()}
+
+    assert written(64, "sm_80", "sm_90a") == {"k_fp16 sm_80": 64, "k_fp16 sm_90a": 64}
+    assert written(96, "sm_90a") == {"k_fp16 sm_80": 64, "k_fp16 sm_90a": 96}
+
+
 def test_the_repositorys_lock_holds_declared_rungs_alone() -> None:
     rungs = tuple(f"{rung.id}_" for rung in load_ladder().rungs)
     assert [k for k in json.loads(build.lock_path("nvcc 13.0.88").read_text()) if not k.startswith(rungs)] == []

@@ -214,9 +214,10 @@ def test_ratios_are_the_others_time_over_this_ones(whole: Results) -> None:
 
 
 def test_the_same_kernel_under_drift_is_the_same(whole: Results) -> None:
-    assert whole.control is not None
-    assert whole.control.verdict == "same"
-    assert (whole.control.correction, whole.control.p_adjusted) == ("none", whole.control.p)
+    control = whole.control(made.REFERENCE)
+    assert control is not None
+    assert control.verdict == "same"
+    assert (control.correction, control.p_adjusted) == ("none", control.p)
 
 
 def test_the_control_sets_the_floor_of_its_cell(tmp_path: Path) -> None:
@@ -224,8 +225,9 @@ def test_the_control_sets_the_floor_of_its_cell(tmp_path: Path) -> None:
     step = results.comparison(made.REFERENCE, "r05_swizzle", "r03_warp_reduce")
     assert step is not None
     assert step.floor == pytest.approx(0.06, rel=0.1)
-    assert results.control is not None
-    assert results.control.floor == stats.practical_floor(None)
+    control = results.control(made.REFERENCE)
+    assert control is not None
+    assert control.floor == stats.practical_floor(None)
 
 
 def test_the_control_is_not_among_the_arms(run: RunDir, whole: Results) -> None:

@@ -12,11 +12,14 @@ import pytest
 from flashladder import eager, page, report
 from flashladder.artifact import Section
 from flashladder.claims import Claim, Order, View, evaluate
+from flashladder.diagnose import control_arm
 from flashladder.errors import FlashladderError
 from flashladder.figures import FIGURES, PUBLISHED
 from flashladder.ladder import load_presets, preset_cells
+from flashladder.model import ArmTiming
 from flashladder.rundir import RunDir
 from flashladder.tables import Table
+from flashladder.timing import SAMPLE_US
 from tests.unit import synthetic as made
 
 replace = msgspec.structs.replace
@@ -105,6 +108,20 @@ def test_the_report_says_how_the_numbers_were_made(flat: dict[str, bytes]) -> No
     words = ("median", "geometric-mean", "24, fp16", "CUDA events", "flushed", "1980 MHz", "Holm", "Benjamini-Hochberg")
     for word in (*words, "A/A", "Yuen", "launch-bound", "## Predictions"):
         assert word in text
+
+
+def test_the_report_counts_the_cells_in_which_the_interval_of_the_same_kernel_holds_1(tmp_path: Path) -> None:
+    def counted(factor: float) -> str:
+        def slower(arm: ArmTiming) -> ArmTiming:
+            return replace(arm, ns=tuple((a * factor, b * factor) for a, b in arm.ns))
+
+        timings = [made.with_arm(made.timing(cell), control_arm(made.LADDER), slower) for cell in made.FEW_CELLS]
+        (line,) = report._intervals(made.results(tmp_path / str(factor), timings))
+        return line
+
+    short = sum(made.true_us(cell, made.BASELINE) < SAMPLE_US for cell in made.FEW_CELLS)
+    assert f" in 0 of {short} cells of less than 100 us" in counted(1.05)
+    assert re.search(r"holds 1 in [1-9]", counted(1.0))
 
 
 def test_no_control_arm_and_nothing_that_is_no_number(files: dict[str, bytes]) -> None:

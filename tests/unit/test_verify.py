@@ -117,6 +117,14 @@ def test_sums_are_written_the_same_twice_and_keep_what_was_not_built(tree: Path)
     assert list(sums.rungs) == ["x"]
 
 
+def test_sums_keep_the_machine_code_for_other_architectures_without_a_library(tree: Path) -> None:
+    verify.write_sums({"x": RungSums(cubins={"sm_80": "a", "sm_90a": "b"}, library="l")}, "nvcc 1.2.3", DECLARED)
+    verify.write_sums({"x": RungSums(cubins={"sm_90a": "c"}, library="m")}, "nvcc 1.2.3", DECLARED)
+    sums = verify.read_sums("nvcc 1.2.3")
+    assert sums is not None
+    assert sums.rungs == {"x": RungSums(cubins={"sm_80": "a", "sm_90a": "c"})}
+
+
 def test_libraries_of_another_host_are_not_kept_or_compared(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verify.write_sums(verify.sums_of([RECORD]), "nvcc 1.2.3", DECLARED)
     assert verify.other_host(_reference(sm_80="a")) is not None
