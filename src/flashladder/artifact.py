@@ -170,9 +170,10 @@ def _description(f: Facts) -> tuple[tuple[str, str], ...]:
 
 def _installation() -> tuple[Part, ...]:
     return (
-        Steps(("uvx nox -s tests", "uv run flashladder doctor")),
-        "The first command makes the environment from the lock and runs every test that needs no GPU; the second says "
-        "what this machine lacks.",
+        Steps(("uvx nox -s tests", "uv sync --extra gpu    # with a GPU", "uv run flashladder doctor")),
+        "The first command makes an environment of its own from the lock and runs every test that needs no GPU; the "
+        "second brings torch into that of `uv run`; the last says what this machine lacks. `flashladder` below stands "
+        "for `uv run flashladder`.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,18 @@ def test_findings_quote_counters_and_state_no_measured_number_themselves() -> No
         assert set(re.findall(r"{(\w+)}", rung.finding)) == set(rung.quotes), rung.id
         assert {quote.metric for quote in rung.quotes.values()} <= metrics, rung.id
         assert not re.search(r"\d+(\.\d+| M| ?%)", rung.finding), rung.id
+
+
+def test_the_walkthrough_declares_a_rung_after_the_last_one(tmp_path: Path) -> None:
+    text = (paths.ROOT / "docs" / "add-a-rung.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    file = tmp_path / "ladder.toml"
+    file.write_text((paths.EXPERIMENTS / "ladder.toml").read_text() + textwrap.dedent(f"\n   {block}"))
+    last, rung = LADDER.rungs[-1], ladder.parse_ladder(file).rungs[-1]
+    assert (rung.parent, rung.id[:4]) == (last.id, f"r{len(LADDER.rungs)}_")
+    assert rung.min_arch == last.min_arch
+    assert set(rung.sass) <= set(last.sass)
+    assert set(rung.smaller_sass or ()) <= set(last.smaller_sass or ())
+    copied = re.search(r"kernel/variants/(\w+)\.cu", text)
+    assert copied
+    assert LADDER[copied[1]].parent == last.id
