@@ -50,6 +50,7 @@ from flashladder.model import (
     DTYPES,
     BuildRecord,
     Cell,
+    CellTiming,
     CheckRecord,
     DtypeName,
     EagerTiming,
@@ -65,6 +66,7 @@ from flashladder.model import (
     Tuning,
 )
 from flashladder.ninja import Progress
+from flashladder.peers import PEERS
 from flashladder.profiling import profile_cells
 from flashladder.rundir import RunDir
 from flashladder.stages import CHECKERS, build_rungs, check_arms, known_rates, measure_roofs, measure_values, time_cells
@@ -311,11 +313,12 @@ def open_session(selection: Selection, *, peers_alone: bool = False) -> Session:
     if preset.variants and not peers_alone and not selection.rungs:
         chosen = (*chosen, *ladder.variants)
     cells = select_cells(selection)
-    peers = peer_specs(selection.peers or preset.peers, machine.gpu_arch())
+    asked = tuple(spec.name for spec in peer_specs(selection.peers or preset.peers, None))
     name = f"{selection.preset}-peers" if peers_alone else selection.preset
     run = open_run(selection.preset, selection.out or default_run_path(name))
     rungs = measured_rungs(ladder, chosen, [r.rung for r in run.builds()])
-    named = frozenset([r.id for r in chosen if selection.rungs] + [p.name for p in peers if selection.peers])
+    peers = peer_specs(measured_peers(asked, run.timings()), machine.gpu_arch())
+    named = frozenset([r.id for r in chosen if selection.rungs] + [n for n in asked if selection.peers])
     return Session(run, ladder, rungs, cells, preset, selection.seed, peers, named)
 
 
@@ -392,6 +395,12 @@ def measured_rungs(ladder: Ladder, chosen: Sequence[Rung], recorded: Sequence[st
     """
     wanted = {r.id for r in chosen} | {r.parent for r in chosen} | set(recorded)
     return tuple(r for r in (*ladder.rungs, *ladder.variants) if r.id in wanted)
+
+
+def measured_peers(asked: Sequence[str], timings: Sequence[CellTiming]) -> tuple[str, ...]:
+    """The peers that a session measures: those asked for, and for the same reason those that the run holds already."""
+    recorded = {gated_name(arm.arm) for timing in timings for arm in timing.arms if arm.kind == "peer"}
+    return tuple(name for name in PEERS if name in recorded or name in asked)
 
 
 def raise_on_build_faults(rungs: Sequence[Rung], records: Sequence[BuildRecord]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from flashladder import native
 from flashladder.candidate import load_function
 from flashladder.errors import FlashladderError
-from flashladder.ladder import CONTROL
+from flashladder.ladder import gated_name
 from flashladder.model import USUAL, Kind, Record, Slack, Status
 from flashladder.peers import PEERS, Attention
 
@@ -76,7 +76,7 @@ def open_arm(spec: ArmSpec) -> LoadedArm:
         assert spec.library is not None
         return LoadedArm(spec, _attention(native.load(Path(spec.library)).following(spec.plan)))
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    peer = PEERS[spec.name.removesuffix(CONTROL)]
+    peer = PEERS[gated_name(spec.name)]
     return LoadedArm(spec, peer.open(), peer.context)
 
 

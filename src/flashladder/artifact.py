@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from flashladder import build, doctor, tables, toolchain
 from flashladder.claims import Judged, sentence
 from flashladder.errors import Exit
-from flashladder.ladder import Ladder, load_gpus, load_presets, preset_cells
+from flashladder.ladder import NO_LADDER, Ladder, load_gpus, load_presets, preset_cells
 from flashladder.model import BuildRecord, CellTiming, Machine, RunInfo
 
 LICENCE = "Apache-2.0"
@@ -132,7 +132,7 @@ def _times(f: Facts) -> str:
     parts = []
     for name, preset in load_presets().items():
         cells = preset_cells(preset)
-        if preset.sets and cells.keys() <= seconds.keys() and name not in ("tune", "blocking"):
+        if preset.sets and cells.keys() <= seconds.keys() and name not in NO_LADDER:
             parts.append(f"preset `{name}` {tables.number(sum(seconds[c] for c in cells) / 60)} min")
     told = ", ".join(parts) or "not recorded"
     return f"warm-up and samples of the recorded cells, all rungs and peers: {told}; builds and checks come on top"

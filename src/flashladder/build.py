@@ -6,6 +6,7 @@ binding, flags, compiler versions and architectures. So a library that exists is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -222,7 +223,8 @@ def first_error(output: str) -> str:
 def _measure(t: Target) -> BuildRecord:
     """Resources and SASS of a built library; cached beside it, since the library's name is its content."""
     if t.record.exists():
-        return msgspec.json.decode(t.record.read_bytes(), type=BuildRecord)
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # one that was cut off is made again
+            return msgspec.json.decode(t.record.read_bytes(), type=BuildRecord)
     from flashladder import native
 
     log = t.log

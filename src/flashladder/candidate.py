@@ -116,7 +116,7 @@ def write_template(file: Path, champion: Path, champion_id: str) -> str:
         raise FlashladderError(f"no template for {file.name}; expected a name that ends in {' or '.join(SUFFIXES)}")
     if file.exists():
         raise FlashladderError(f"{file} exists; give a name that is free")
-    name = re.sub(r"\W", "_", file.stem)
+    name = re.sub(r"^(?=\d)", "k", re.sub(r"\W", "_", file.stem))
     if file.suffix == ".cu" and champion.suffix == ".cu":
         text = champion.read_text().replace(champion_id, name)
     else:

@@ -9,7 +9,7 @@ from statistics import fmean
 from flashladder import claims, rundir, tables
 from flashladder.claims import Judged, Outcome, View
 from flashladder.diagnose import rounded
-from flashladder.ladder import Ladder, Leg
+from flashladder.ladder import NO_LADDER, Ladder, Leg
 from flashladder.model import Cell, Record
 from flashladder.rundir import RunDir
 from flashladder.summary import aliases
@@ -34,8 +34,6 @@ MATTERS = (
     "container",
 )
 """Facts of the machine that a time depends on."""
-NO_LADDER = ("tune", "blocking")
-"""Presets whose runs time no ladder."""
 MIN_RANKED = 3
 WITHOUT_NUMBERS = ("not measured", "not applicable")
 ORDER: tuple[Outcome, ...] = ("not reproduced", "reproduced", "not measured", "not applicable")

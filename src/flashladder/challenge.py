@@ -423,15 +423,18 @@ class _Challenge:
         assert self.spec is not None
         chosen = self.gate_cases()
         items = [CheckItem(arm=self.spec, case=case) for case in chosen]
-        records = check_items(
-            self.run_dir,
-            items,
-            CheckJob(items=(), seed=self.seed, emulation=self.emulation),
-            self.progress("check"),
-            min(CHECKERS, os.cpu_count() or 1),
-            limit_s=LIMITS_S["CORRECT"],
-            until_failure=True,
-        )
+        try:
+            records = check_items(
+                self.run_dir,
+                items,
+                CheckJob(items=(), seed=self.seed, emulation=self.emulation),
+                self.progress("check"),
+                min(CHECKERS, os.cpu_count() or 1),
+                limit_s=LIMITS_S["CORRECT"],
+                until_failure=True,
+            )
+        except EnvironmentInvalidError as error:
+            raise _EndError(Exit.ENVIRONMENT, str(error)) from error
         self.judge_checks(records, chosen)
         self.judge_here(chosen)
 

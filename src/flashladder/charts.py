@@ -98,10 +98,6 @@ def _ladder(results: Results, leg: Leg) -> Spec:
     }
 
 
-def _span(mark: Spec, x: Spec, start: str, end: str) -> Spec:
-    return {"mark": mark, "encoding": {"x": {**x, "field": start}, "x2": {"field": end}}}
-
-
 _RATIOS = ("x parent", "x first", "x baseline")
 _TITLES = {
     "rate": "TFLOP/s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from flashladder import build as building
 from flashladder import verify as verifying
 from flashladder.emulator.device import SCHEDULES, Options, Schedule
 from flashladder.errors import BuildError, Exit, FlashladderError
-from flashladder.ladder import load_ladder, load_presets, load_tuning
+from flashladder.ladder import NO_LADDER, load_ladder, load_presets, load_tuning
 from flashladder.model import DTYPES, MASKS, MetricSet, Prediction, Rung, Tuning
 from flashladder.search_commands import COMMANDS as SEARCH_COMMANDS
 from flashladder.stages import build_rungs
@@ -57,6 +58,14 @@ class _Commands(click.Group):
         except FlashladderError as error:
             click.echo(f"flashladder: {error}", err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever read the output has left, which click ends quietly
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+            click.echo(
+                f"flashladder: {what}; see that the path is right, that it may be written and has room", err=True
+            )
+            ctx.exit(Exit.ENVIRONMENT)
         except KeyboardInterrupt:
             click.echo("flashladder: interrupted; the same command goes on where this one stopped", err=True)
             ctx.exit(Exit.INTERRUPTED)
@@ -110,7 +119,7 @@ def _gpu_options(command: F) -> F:
     """Options of the stages that need a GPU."""
     preset = click.option(
         "--preset",
-        type=click.Choice([name for name, p in load_presets().items() if p.sets and name not in ("tune", "blocking")]),
+        type=click.Choice([name for name, p in load_presets().items() if p.sets and name not in NO_LADDER]),
         default="default",
         show_default=True,
         help="Sweep size.",
@@ -229,6 +238,8 @@ def check(where: str, only: tuple[str, ...], schedule: Schedule, races: str, **k
     """Run the correctness gate, on the GPU or, emulated, on the CPU; or run its small cases on both and compare."""
     selection = _selection(kwargs)
     options = Options(schedule=schedule, races=races == "on", seed=selection.seed)
+    if only and where == "gpu":
+        raise FlashladderError("--case is for '--on cpu' and '--on both'; on a GPU alone the whole gate runs")
     if where == "cpu":
         _check_on_cpu(emulation.open_check(selection, options, only))
         return
@@ -358,6 +369,8 @@ def tune_command(rung: str, judge: str | None, out: Path | None, seed: int) -> N
     Of a rung that plans: every tile and number of splits. Of the rung that experiments/tune.toml names: its candidates.
     """
     if judge is not None:
+        if out is not None:
+            raise FlashladderError("--judge times nothing, so --out has no use; leave one out")
         run = rundir.find(judge)
         with _bar("build", "step") as progress:
             ablation.judge_plan(run, progress)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from flashladder import bottleneck, flops, ncu, stats
 from flashladder.check import refusal
 from flashladder.errors import FlashladderError
-from flashladder.ladder import CONTROL, Ladder, Leg, gpu_named
+from flashladder.ladder import CONTROL, Ladder, Leg, gated_name, gpu_named
 from flashladder.model import (
     ArmStats,
     ArmTiming,
@@ -173,7 +173,7 @@ class _Judge:
 
     def _refusal(self, name: str, sha256: str | None, cell: Cell) -> tuple[Status, str] | None:
         """Why the checks do not let this very binary be timed in the cell."""
-        return refusal(self.checks[name.removesuffix(CONTROL)], name, sha256, cell)
+        return refusal(self.checks[gated_name(name)], name, sha256, cell)
 
     def _stats(self, arm: ArmTiming, timing: CellTiming, blocks: _Blocks) -> ArmStats:
         cell = timing.cell

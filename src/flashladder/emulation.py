@@ -20,7 +20,7 @@ from flashladder.ladder import load_ladder
 from flashladder.model import HOPPER, Agreement, CheckRecord, DtypeName, Rung
 from flashladder.native import kernel_head_dim
 from flashladder.ninja import Progress, silent
-from flashladder.rundir import EMULATED, RunDir, sha256_of
+from flashladder.rundir import EMULATED, INFO, RunDir, sha256_of
 from flashladder.stages import check_items, compare_with_emulator, library_spec
 from flashladder.worker import AgreementItem, AgreementJob, CheckItem, CheckJob
 
@@ -174,10 +174,15 @@ def beside(session: Session, selection: Selection, options: Options, only: Seque
 
 
 def open_check(selection: Selection, options: Options, only: Sequence[str] = ()) -> CpuCheck:
-    """The rungs, cases and run directory of an emulated check; raises as select_cases() does."""
+    """The rungs, cases and run directory of an emulated check; raises as select_cases() does.
+
+    And FlashladderError where the directory holds a run of a GPU, which would be overwritten.
+    """
     cases = select_cases(selection, only)
     name = f"{options.schedule}-{selection.seed}-{'races' if options.races else 'plain'}"
     run = RunDir(selection.out or paths.RESULTS / EMULATED / name)
+    if others := sorted({file.name for file in run.files} - {INFO, "check.jsonl"}):
+        raise FlashladderError(f"{run.path} holds more than emulated checks ({others[0]}); give another --out")
     run.write_info(new_info(run, selection.preset, machine.fingerprint()))
     return CpuCheck(run, load_ladder().select(selection.rungs), cases, options, selection.seed)
 

@@ -30,7 +30,18 @@ from flashladder.arms import ArmSpec
 from flashladder.check import refusal
 from flashladder.errors import BuildError, EnvironmentInvalidError, FlashladderError
 from flashladder.ladder import Ladder, load_ladder
-from flashladder.model import BuildRecord, Cell, CellTiming, CheckRecord, L2Mode, Machine, Preset, Record, Rung
+from flashladder.model import (
+    ArmTiming,
+    BuildRecord,
+    Cell,
+    CellTiming,
+    CheckRecord,
+    L2Mode,
+    Machine,
+    Preset,
+    Record,
+    Rung,
+)
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir, sha256_of
 from flashladder.stages import check_arms, library_spec, time_cells
@@ -345,7 +356,7 @@ def read_baseline(slug: str) -> Baseline | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=Baseline)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FlashladderError(f"{file}: no valid baseline: {error}; restore it from git") from error
 
 
@@ -366,9 +377,12 @@ def trips(baseline: Baseline, here: Machine, timings: Sequence[CellTiming]) -> l
             stored = baseline.arms.get(arm.arm, {}).get(timing.cell.id)
             if stored is None or not arm.ns:
                 continue
-            trip = Trip(arm=arm.arm, cell=timing.cell.id, verdict="refused", reason=refused or _clocks(stored, timing))
-            if trip.reason is None:
-                ratio, band = median_us(timing, arm.arm) / stored.mean_us, stored.band
+            here_us = median_us(timing, arm)
+            few = None if here_us is not None else f"fewer than {stats.MIN_QUADS} valid blocks"
+            reason = refused or few or _clocks(stored, timing)
+            trip = Trip(arm=arm.arm, cell=timing.cell.id, verdict="refused", reason=reason)
+            if reason is None and here_us is not None:
+                ratio, band = here_us / stored.mean_us, stored.band
                 slower, faster = ratio > 1 + band, ratio < 1 / (1 + band)
                 trip = Trip(
                     arm=arm.arm,
@@ -392,24 +406,29 @@ def _clocks(stored: Stored, timing: CellTiming) -> str | None:
 
 
 def clock_mhz(timing: CellTiming) -> float | None:
-    clocks = [t.sm_clock_mhz for t in timing.telemetry if t.sm_clock_mhz is not None]
+    """Over the blocks whose telemetry is valid."""
+    clocks = [t.sm_clock_mhz for t in timing.telemetry if t.valid and t.sm_clock_mhz is not None]
     return float(median(clocks)) if clocks else None
 
 
-def median_us(timing: CellTiming, arm: str) -> float:
-    """Of a timed arm."""
-    return median(ns for a in timing.arms if a.arm == arm for pair in a.ns for ns in pair) / 1e3
+def median_us(timing: CellTiming, arm: ArmTiming) -> float | None:
+    """Over the blocks whose telemetry is valid; None of fewer than MIN_QUADS."""
+    valid = [pair for block, pair in zip(arm.blocks, arm.ns, strict=True) if timing.telemetry[block].valid]
+    return median(ns for pair in valid for ns in pair) / 1e3 if len(valid) >= stats.MIN_QUADS else None
 
 
 def baseline_of(sessions: Sequence[RunDir], here: Machine, commit: str, date: str) -> Baseline:
-    """What the sessions measured. Raises EnvironmentInvalidError when an arm was not timed in all of them."""
+    """What the sessions measured, over valid blocks.
+
+    Raises EnvironmentInvalidError when an arm was not timed in all of them.
+    """
     times: dict[str, dict[str, list[tuple[float, float | None]]]] = {}
     for run in sessions:
         for timing in run.timings():
             for arm in timing.arms:
-                if arm.ns:
+                if (us := median_us(timing, arm)) is not None:
                     cells = times.setdefault(arm.arm, {})
-                    cells.setdefault(timing.cell.id, []).append((median_us(timing, arm.arm), clock_mhz(timing)))
+                    cells.setdefault(timing.cell.id, []).append((us, clock_mhz(timing)))
     for name, cells in times.items():
         for cell, found in cells.items():
             if len(found) != len(sessions):

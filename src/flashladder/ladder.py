@@ -36,6 +36,8 @@ CONTROL = "#control"
 """Suffix of the baseline's second arm in every cell: the run's own A/A comparison."""
 CHOICE = "@"
 """Stands between a rung and the plan that it is made to follow (tune.py)."""
+NO_LADDER = ("tune", "blocking")
+"""The presets whose runs are of one rung's choices."""
 VALUES = "values"
 """The set whose cells are timed on every kind of values, and on normal ones beside them alone."""
 

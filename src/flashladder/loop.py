@@ -377,9 +377,10 @@ class Loop:
         """The proposal of this attempt: the one that an interrupted loop got, or a new one."""
         marker = run / PROPOSED
         if marker.exists():
-            made = msgspec.json.decode(marker.read_bytes(), type=Proposal)
-            if made.file is None or _is(run / made.file, made.sha256):
-                return made
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # else it is asked again
+                made = msgspec.json.decode(marker.read_bytes(), type=Proposal)
+                if made.file is None or _is(run / made.file, made.sha256):
+                    return made
         run.mkdir(parents=True, exist_ok=True)
         for name in (*CANDIDATES, PROPOSED, VERDICT):
             (run / name).unlink(missing_ok=True)
@@ -420,7 +421,7 @@ class Loop:
             with out.open("wb") as stdout:
                 child = _run(command, b"", file.parent, self.referee_limit_s, stdout.fileno(), lock)
             verdict = _read_verdict(out)
-        if child is not None and child.code is None:
+        if verdict is None and child is not None and child.code is None:
             reason = f"the referee took longer than {self.referee_limit_s:g} s"
             return self._spent(attempt, "timeout", reason, child.seconds)
         if verdict is None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -26,9 +26,6 @@ from flashladder.tables import Table, number, shape
 
 LIBRARY = "6.1"
 """Version of Vega-Lite."""
-
-
-_Shapes: TypeAlias = tuple[tuple[str, ...], list[tuple[charts.Row, tuple[str, ...]]]]
 
 
 @dataclass(frozen=True)

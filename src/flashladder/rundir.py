@@ -7,6 +7,8 @@ the same key replace earlier ones.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import os
 from collections.abc import Iterable
@@ -120,6 +122,7 @@ class RunDir:
         self.path.mkdir(parents=True, exist_ok=True)
         self._unseal()
         with self._file(stage).open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # else a line that another process is writing looks cut off
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -171,7 +174,7 @@ def _indented(record: msgspec.Struct) -> bytes:
 def _decode(file: Path, data: bytes, record: type[T], line: int | None = None) -> T:
     try:
         return msgspec.json.decode(data, type=record)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         where = file if line is None else f"{file}:{line}"
         raise FlashladderError(f"{where}: not a valid record: {error}; delete it or restore it from git") from error
 
@@ -196,7 +199,7 @@ def find(name: str | None = None) -> RunDir:
     for path in (Path(name), paths.RESULTS / name):
         if (path / "run.json").exists():
             return RunDir(path)
-    found = sorted(p.parent for p in paths.RESULTS.glob(f"*/{name}/run.json"))
+    found = sorted(p.parent for p in paths.RESULTS.glob(f"*/{glob.escape(name)}/run.json"))
     if len(found) > 1:
         ids = ", ".join(str(path.relative_to(paths.RESULTS)) for path in found)
         raise FlashladderError(f"{len(found)} runs are called {name!r}; name one of {ids}")

@@ -56,16 +56,21 @@ def limits_command(
     if shape is None or not _is_sound(shape):
         raise FlashladderError(
             f"no shape {shape_id!r}; expected bBhHsSdD as b8h32s2048d64, with kvN after h and xN after s where K and V "
-            "have other heads or rows, heads a multiple of kv's, and a head_dim of 64 or 128"
+            f"have other heads or rows, heads a multiple of kv's, sizes up to {MAX_SIZE}, and a head_dim of 64 or 128"
         )
     cell = Cell(shape=shape, dtype=dtype, causal=mask == "causal")
     found = limits_report.limits_of(cell, gpu, limits_report.runs_to_look_in())
     click.echo(summary.to_json(found) if as_json else limits_report.text(found, top))
 
 
+MAX_SIZE = 1 << 24
+"""Of a batch, heads and rows: the tiles of a problem are counted one by one."""
+
+
 def _is_sound(shape: Shape) -> bool:
     sizes = (shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q, shape.seq_k)
-    return min(sizes) > 0 and shape.heads_q % shape.heads_kv == 0 and shape.head_dim in (64, 128)
+    fits = 0 < min(sizes) <= max(sizes) <= MAX_SIZE
+    return fits and shape.heads_q % shape.heads_kv == 0 and shape.head_dim in (64, 128)
 
 
 def _gpu(slug: str | None) -> Gpu:
@@ -175,7 +180,7 @@ def _proposer(named: tuple[str, ...]) -> tuple[str, ...]:
     found = shutil.which(named[0])
     if found is None:
         raise FlashladderError(f"{named[0]} is no executable; expected one, or 'search'")
-    return (str(Path(found).resolve()), *named[1:])
+    return (str(Path(found).absolute()), *named[1:])  # a link, as of a virtual environment's python, stays one
 
 
 def _diagnosis(rung: str) -> loop.Diagnosis | None:
@@ -265,10 +270,11 @@ def _time_against(
     run, cells = _guard_run(out, shapes, commit[:12]), _guard_cells(shapes)
     with bar("guard", "step") as progress:
         guard.measure(run, arms, cells, load_presets()["default"], seed, progress)
-    slowdowns = guard.slowdowns(run.timings(), run.checks(), timed)
+    timings = [timing for timing in run.timings() if timing.cell in cells]  # others may be of earlier binaries
+    slowdowns = guard.slowdowns(timings, run.checks(), timed)
     if slowdowns:
         click.echo(tables.terminal(guard.slowdown_table(slowdowns)))
-    trips = [] if stored is None else guard.trips(stored, run.info.machine, run.timings())
+    trips = [] if stored is None else guard.trips(stored, run.info.machine, timings)
     if trips:
         click.echo(tables.terminal(guard.trip_table(trips)))
     click.echo(f"records: {run.path}")

@@ -14,7 +14,7 @@ from flashladder import build as building
 from flashladder import flops
 from flashladder.arms import ArmSpec
 from flashladder.check import refusal, seed_of
-from flashladder.errors import FlashladderError
+from flashladder.errors import EnvironmentInvalidError, FlashladderError
 from flashladder.inputs import ODD_VALUES, Case, edge_cases, suite_cases
 from flashladder.ladder import CONTROL, Ladder, load_shapes
 from flashladder.model import Agreement, BuildRecord, Cell, CheckRecord, DtypeName, L2Mode, Preset, Rung, ValueTiming
@@ -117,7 +117,7 @@ def check_items(
 
     `job` gives the seed and, on the CPU, the emulation. All arms of a case should stand together: they share its
     oracle. A case may take `limit_s` seconds; with `until_failure` the first that fails ends all. Returns all records
-    of these arms.
+    of these arms. Raises EnvironmentInvalidError when a child ends before it runs anything.
     """
     done = {(r.arm, r.sha256, r.case) for r in run.checks()}
     todo = [item for item in items if (item.arm.name, item.arm.sha256, item.case.id) not in done]
@@ -149,7 +149,7 @@ def check_items(
             outcome = supervise(msgspec.structs.replace(job, items=tuple(share)), on_message, limit_s)
             if outcome.end == "finished" or stop.is_set():
                 return
-            failed = share[outcome.at.item if outcome.at else 0]
+            failed = share[_at(outcome).item]
             refused.add(failed.arm.name)
             rest = [item for item in share[share.index(failed) + 1 :] if item.arm.name not in refused]
             add(_casualty(failed, outcome, job.seed), len(share) - share.index(failed) - len(rest))
@@ -166,6 +166,16 @@ def check_items(
             kill_children()
             raise
     return [r for r in run.checks() if r.arm in names]
+
+
+def _at(outcome: Outcome) -> At:
+    """What a child ran when it ended; raises EnvironmentInvalidError when nothing: that is no kernel's fault."""
+    if outcome.at is None:
+        raise EnvironmentInvalidError(
+            f"a process that measures ended before it ran a kernel ({outcome.end}: {outcome.detail}); see 'flashladder "
+            "doctor'; the same command goes on"
+        )
+    return outcome.at
 
 
 def _dealt(items: Sequence[CheckItem], workers: int) -> list[list[CheckItem]]:
@@ -195,7 +205,7 @@ def compare_with_emulator(
 ) -> list[Agreement]:
     """Run on the GPU and in the emulator the items that are not recorded; returns all records of these arms.
 
-    Raises FlashladderError when a child ends early.
+    Raises FlashladderError when a child ends early, EnvironmentInvalidError when before it runs anything.
     """
     done = {(r.arm, r.sha256, r.case) for r in run.agreements()}
     todo = [item for item in items if (item.gpu.name, item.gpu.sha256, item.case.id) not in done]
@@ -214,7 +224,7 @@ def compare_with_emulator(
     def drain(share: tuple[AgreementItem, ...]) -> None:
         outcome = supervise(msgspec.structs.replace(job, items=share), on_message)
         if outcome.end != "finished":
-            item = share[outcome.at.item if outcome.at else 0]
+            item = share[_at(outcome).item]
             raise FlashladderError(f"{item.gpu.name} on {item.case.id}: {outcome.end}: {outcome.detail}")
 
     progress(finished, len(items), "")
@@ -268,7 +278,8 @@ def time_cells(
 ) -> None:
     """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell.
 
-    Variants are timed at the shapes that the ladder declares for them.
+    Variants are timed at the shapes that the ladder declares for them. Raises EnvironmentInvalidError when a child ends
+    before it runs anything.
     """
     checks = run.checks()
     control = [ArmSpec(name=s.name + CONTROL, kind="peer") for s in specs if s.name == ladder.baseline]
@@ -304,11 +315,14 @@ def time_cells(
         outcome = supervise(job, on_message)
         if outcome.end == "finished":
             return
-        at = outcome.at or At(item=0, arm="")
+        at = _at(outcome)
         item = todo[at.item]
         blamed = [s.name for s in item.arms if s.name == at.arm] or [s.name for s in item.arms]
         reason = f"{outcome.end} while it ran: {outcome.detail}"
-        excluded = {**item.excluded, **{name: ("failed", reason) for name in blamed if name not in item.excluded}}
+        new = {name: ("failed", reason) for name in blamed if name not in item.excluded}
+        if not new:
+            raise FlashladderError(f"{item.cell.id}: {outcome.end}: {outcome.detail}")
+        excluded = {**item.excluded, **new}
         todo = [msgspec.structs.replace(item, excluded=excluded), *todo[at.item + 1 :]]
 
 
@@ -317,7 +331,7 @@ def measure_values(
 ) -> None:
     """Time on every kind of values what is not recorded of these binaries; a crash costs one kind of one cell.
 
-    An arm that its checks refuse is left out.
+    An arm that its checks refuse is left out. Raises EnvironmentInvalidError when a child ends before it runs anything.
     """
     checks = run.checks()
     items = [
@@ -346,9 +360,8 @@ def measure_values(
         outcome = supervise(ValueJob(items=tuple(todo), preset=preset, seed=seed), on_message)
         if outcome.end == "finished":
             return
-        if outcome.at is None:
-            raise FlashladderError(f"times on kinds of values: {outcome.end}: {outcome.detail}")
-        item = todo[outcome.at.item]
+        at = _at(outcome)
+        item = todo[at.item]
         add(
             ValueTiming(
                 arm=item.arm.name,
@@ -359,7 +372,7 @@ def measure_values(
                 reason=f"failed: {outcome.end} while it ran: {outcome.detail}",
             )
         )
-        todo = todo[outcome.at.item + 1 :]
+        todo = todo[at.item + 1 :]
 
 
 def known_rates(run: RunDir) -> dict[str, float]:

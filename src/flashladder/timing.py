@@ -255,12 +255,14 @@ class Timer:
     ) -> CellTiming:
         """Check, warm up, sample and check again; an arm that cannot be timed becomes a record with its reason.
 
-        What is excluded is not opened. A strict timer also runs each arm on end between two calls of `clock`.
+        What is excluded is not opened, and where all is, no inputs are made. A strict timer also runs each arm on end
+        between two calls of `clock`.
         """
         torch = self.torch
         seed = zlib.crc32(f"{seed}/{cell.id}".encode())
         sets = ceil(2 * self.l2_bytes / flops.input_bytes(cell)) if l2 == "cold" else 1
-        inputs = _Inputs.random(torch, cell, sets, seed)
+        at("inputs")
+        inputs = _Inputs.random(torch, cell, sets if any(s.name not in excluded for s in specs) else 0, seed)
         prepared: list[_Prepared] = []
         records: dict[str, ArmTiming] = {}
         for spec in specs:

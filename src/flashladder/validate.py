@@ -86,7 +86,7 @@ class Validation:
     def info(self) -> RunInfo | None:
         try:
             return msgspec.json.decode((self.run.path / INFO).read_bytes(), type=RunInfo)
-        except (msgspec.DecodeError, OSError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             self.fault(INFO, None, f"not a valid record: {error}")
             return None
 
@@ -108,7 +108,7 @@ class Validation:
         for number, line in enumerate(complete, 1):
             try:
                 lines.append(Line(number, msgspec.json.decode(line, type=record)))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.fault(stage, number, f"not a valid record: {error}")
         return lines
 

@@ -42,7 +42,7 @@ def read_sums(compiler: str) -> CompilerSums | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=CompilerSums)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FlashladderError(f"{file}: no valid sums: {error}; restore it from git") from error
 
 

@@ -342,3 +342,12 @@ def test_the_wheels_compiler_serves_without_a_toolkit(monkeypatch: pytest.Monkey
         assert nvcc.version == "13.0.88"
     finally:
         toolchain.find_nvcc.cache_clear()
+
+
+def test_a_measurement_that_was_cut_off_is_made_again() -> None:
+    (target,) = build.targets([load_ladder()["r00_naive"]], ["sm_80"])
+    ((_, first),) = build.build([load_ladder()["r00_naive"]], ["sm_80"])
+    target.record.write_bytes(target.record.read_bytes()[:100])
+    ((_, again),) = build.build([load_ladder()["r00_naive"]], ["sm_80"])
+    assert again == first
+    assert target.record.read_bytes() == msgspec.json.encode(first)

@@ -517,3 +517,8 @@ def test_without_a_gpu_the_states_up_to_correct_run_for_real(tmp_path: Path) -> 
     verdict = _challenge(file, masks=("causal",))
     assert (verdict.verdict, verdict.state, verdict.exit_code) == ("reverted", "CORRECT", Exit.INCORRECT)
     assert "error" in (verdict.reason or "")
+
+
+def test_a_template_whose_file_begins_with_a_digit_defines_a_name_of_c(tmp_path: Path) -> None:
+    assert _invoke("--template", tmp_path / "3-x.cu", "--out", tmp_path / "out").exit_code == 0
+    assert name_of(tmp_path / "3-x.cu") == "k3_x"

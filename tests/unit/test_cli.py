@@ -52,6 +52,9 @@ def test_help(command: str) -> None:
         (["eager"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
         (["time"], Exit.ENVIRONMENT, "no GPU here, one is needed"),
         (["check", "--on", "cpu", "--case", "x"], Exit.USAGE, "no case 'x' under these filters; expected one such as"),
+        (["check", "--case", "x"], Exit.USAGE, "--case is for '--on cpu' and '--on both'"),
+        (["tune", "--judge", "h200/tune-r13", "--out", "x"], Exit.USAGE, "--judge times nothing, so --out has no use"),
+        (["limits", "--shape", "b1h1s99999999999999999999d64"], Exit.USAGE, "sizes up to 16777216"),
         (["check", "--on", "cpu", "--shape", "x"], Exit.USAGE, "no case of the gate passes these filters"),
         (["report", "nope"], Exit.USAGE, "no run 'nope' under"),
         (["verify", "nope"], Exit.USAGE, "no run 'nope' under"),
@@ -279,3 +282,27 @@ def _undecided(record: Comparison) -> Comparison:
     """A comparison before its correction."""
     verdict = "insufficient samples" if record.p is None else "ambiguous"
     return msgspec.structs.replace(record, p_adjusted=None, correction="none", verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("summary", 300 * "a"), "File name too long"),
+        (("challenge", "--template", "/proc/x.cu"), "/proc/x.cu: "),
+        (("check", "--on", "cpu", "--rung", "r00", "--out", "/proc/nope"), "/proc/nope: "),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = _invoke(*arguments)
+    assert result.exit_code == Exit.ENVIRONMENT
+    assert message in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_an_emulated_check_does_not_overwrite_a_run_of_a_gpu(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    before = run.info
+    result = _invoke("check", "--on", "cpu", "--rung", "r00", "--out", str(run.path))
+    assert result.exit_code == Exit.USAGE
+    assert "holds more than emulated checks (build.jsonl); give another --out" in result.output
+    assert run.info == before

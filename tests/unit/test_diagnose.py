@@ -14,7 +14,7 @@ import pytest
 from flashladder import rundir, stats
 from flashladder.diagnose import Results, control_arm, diagnose, judge_predictions, load_results
 from flashladder.errors import FlashladderError
-from flashladder.ladder import load_ladder
+from flashladder.ladder import CHOICE, load_ladder
 from flashladder.model import ArmStats, ArmTiming, BuildRecord, CellTiming, Comparison, Prediction, PredictionOutcome
 from flashladder.rundir import RunDir
 from tests.unit import synthetic as made
@@ -354,3 +354,10 @@ def test_records_survive_the_file_and_repeat(run: RunDir) -> None:
 def test_a_run_without_a_diagnosis_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FlashladderError, match=r"no diagnosis.*flashladder time"):
         load_results(made.write_run(tmp_path), made.LADDER)
+
+
+def test_forced_plans_are_judged_by_their_rungs_checks() -> None:
+    found = diagnose(rundir.find("h200/tune-r13"), load_ladder())
+    forced = [r for r in found if isinstance(r, ArmStats) and CHOICE in r.arm]
+    assert {"timed"} <= {r.status for r in forced}
+    assert not [r for r in forced if r.reason == "not checked"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from flashladder import doctor, guard, machine, paths, search_commands
+from flashladder import doctor, guard, machine, paths, search_commands, stats
 from flashladder.arms import ArmSpec
 from flashladder.build import ALL_ARCHS
 from flashladder.cli import main
@@ -346,3 +346,22 @@ def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], code: Exit, mes
     assert result.exit_code == code
     assert result.output.startswith(f"flashladder: {message}")
     assert result.output.count("\n") == 1
+
+
+def test_blocks_that_are_not_valid_count_for_nothing(tmp_path: Path) -> None:
+    baseline, timing = _baseline(tmp_path, [100.0] * 5), _timing({"r": 100.0})
+    (arm,) = timing.arms
+    bad = msgspec.structs.replace(timing.telemetry[0], valid=False, sm_clock_mhz=900)
+
+    def spoiled(count: int) -> CellTiming:
+        """The first blocks are slow, at a low clock, and not valid."""
+        ns = tuple((3 * a, 3 * b) if n < count else (a, b) for n, (a, b) in enumerate(arm.ns))
+        telemetry = tuple(bad if n < count else t for n, t in enumerate(timing.telemetry))
+        return msgspec.structs.replace(timing, arms=(msgspec.structs.replace(arm, ns=ns),), telemetry=telemetry)
+
+    most = BLOCKS - stats.MIN_QUADS
+    assert most > 0
+    (trip,) = guard.trips(baseline, HERE, [spoiled(most)])
+    assert trip.verdict == "within the band"
+    (trip,) = guard.trips(baseline, HERE, [spoiled(most + 1)])
+    assert (trip.verdict, trip.reason) == ("refused", f"fewer than {stats.MIN_QUADS} valid blocks")

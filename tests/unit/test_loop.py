@@ -24,6 +24,7 @@ from flashladder.errors import EnvironmentInvalidError, Exit, FlashladderError
 from flashladder.ladder import load_ladder
 from flashladder.loop import Attempt, Budget, Champion, Folder, Loop, Progress
 from flashladder.model import Ratio
+from flashladder.search_commands import _proposer
 
 CHAMPION = load_ladder().rungs[-1].id
 REFEREE = """
@@ -389,3 +390,27 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, arguments: tuple[str, ...],
     result = _invoke("--out", str(tmp_path / "out"), *arguments)
     assert result.exit_code == Exit.USAGE
     assert result.output == f"flashladder: {message}\n"
+
+
+def test_a_verdict_that_was_printed_counts_though_the_referee_does_not_end(tmp_path: Path) -> None:
+    referee = REFEREE + "\nimport time; sys.stdout.flush(); time.sleep(60)"
+    started = _loop(tmp_path, "accepted 1.1 CONFIRM", referee=referee, budget=Budget(patience=1, iterations=100))
+    started.referee_limit_s = 3
+    _, attempts, _ = _run(started)
+    assert attempts[0].outcome == "accepted"
+
+
+def test_a_proposal_that_cannot_be_read_is_asked_for_again(tmp_path: Path) -> None:
+    started = _loop(tmp_path, "accepted 1.1 CONFIRM", budget=Budget(patience=1))
+    run = started.folder.path / loop.RUNS / "0001"
+    run.mkdir(parents=True)
+    (run / loop.PROPOSED).write_bytes(b"{")
+    _, attempts, _ = _run(started)
+    assert attempts[0].outcome == "accepted"
+
+
+def test_a_proposer_that_is_a_link_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual environment's python is a link; what it points to has none of its packages."""
+    (tmp_path / "proposer").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _proposer(("proposer", "x")) == (str(tmp_path / "proposer"), "x")

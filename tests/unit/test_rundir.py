@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,33 @@ def test_a_run_on_the_emulator_is_not_among_the_recorded_ones(tmp_path: Path, mo
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "run.json").write_text("{}")
     assert [run.path for run in rundir.recorded()] == [tmp_path / "h100" / "2026-full"]
+
+
+def test_two_processes_lose_none_of_each_others_records(tmp_path: Path) -> None:
+    """Without a lock a line that one is writing looks cut off to the other, which drops it."""
+    program = (
+        "import sys; from pathlib import Path; from flashladder.rundir import RunDir; "
+        "from tests.unit.test_rundir import _check\n"
+        "for n in range(200): RunDir(Path(sys.argv[1])).append('check', _check(sys.argv[2] + str(n) + 60000 * 'x'))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), name], cwd=paths.ROOT) for name in "ab"]
+    assert [process.wait() for process in both] == [0, 0]
+    assert len(rundir.RunDir(tmp_path).checks()) == 400
+
+
+def test_a_byte_that_is_no_text_is_named_like_any_broken_record(tmp_path: Path) -> None:
+    run = rundir.RunDir(tmp_path)
+    run.append("check", _check("x"))
+    file = tmp_path / "check.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"x"', b'"\xff"'))
+    with pytest.raises(FlashladderError, match=r"check\.jsonl:1: not a valid record"):
+        run.checks()
+
+
+@pytest.mark.parametrize("name", ["a**b", "[", "*"])
+def test_a_name_is_no_pattern(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    (tmp_path / "h100" / "2026-full").mkdir(parents=True)
+    (tmp_path / "h100" / "2026-full" / "run.json").write_text("{}")
+    with pytest.raises(FlashladderError, match="known runs: h100/2026-full"):
+        rundir.find(name)

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flashladder import check, stages, worker
+from flashladder import ablation, check, stages, worker
 from flashladder.arms import ArmSpec
-from flashladder.errors import FlashladderError
+from flashladder.errors import EnvironmentInvalidError, FlashladderError
 from flashladder.inputs import ODD_VALUES
 from flashladder.ladder import CONTROL, load_ladder, load_presets
 from flashladder.model import ArmTiming, Cell, CellTiming, CheckRecord, Shape, ValueTiming
@@ -134,14 +134,51 @@ def test_a_crash_is_recorded_and_the_other_arms_go_on(
     assert "SIGSEGV" in refused[1]
 
 
-def test_a_child_that_never_comes_up_is_not_started_again(
+def test_a_child_that_never_comes_up_blames_no_arm(tmp_path: Path, child: Callable[[Child], list[worker.Job]]) -> None:
+    run = RunDir(tmp_path)
+    jobs = child(lambda *_: worker.Outcome(end="crash", at=None, detail="ImportError: no torch"))
+    with pytest.raises(EnvironmentInvalidError, match=r"before it ran a kernel \(crash: ImportError: no torch\)"):
+        stages.check_arms(run, [RUNG, OTHER], ["fp16"], [64], 0)
+    assert len(jobs) <= stages.CHECKERS
+    assert run.checks() == []
+    _passed(run, RUNG)
+    with pytest.raises(EnvironmentInvalidError, match="no torch"):
+        stages.time_cells(run, LADDER, [RUNG], {_cell(128): "warm"}, PRESET, 0)
+    assert run.timings() == []
+
+
+def test_a_cell_whose_inputs_do_not_fit_costs_that_cell(
     tmp_path: Path, child: Callable[[Child], list[worker.Job]]
 ) -> None:
-    jobs = child(lambda *_: worker.Outcome(end="crash", at=None, detail="ImportError: no torch"))
-    records = stages.check_arms(RunDir(tmp_path), [RUNG, OTHER], ["fp16"], [64], 0)
-    assert len(jobs) <= 2 * stages.CHECKERS
-    assert {r.status for r in records} == {"crash"}
-    assert {r.arm for r in records} == {RUNG.name, OTHER.name}
+    """Every arm of it fails with the reason; the next child has nothing to run there."""
+
+    def out_of_memory(job: worker.Job, say: Callable[[worker.Message], None]) -> worker.Outcome:
+        assert isinstance(job, worker.TimingJob)
+        at = None
+        for number, item in enumerate(job.items):
+            at = worker.At(item=number, arm="inputs")
+            if item.cell == _cell(256) and len(item.excluded) < len(item.arms):
+                return worker.Outcome(end="crash", at=at, detail="OutOfMemoryError")
+            say(worker.TimingDone(record=_times(item)))
+        return worker.Outcome(end="finished", at=at, detail="")
+
+    run = RunDir(tmp_path)
+    _passed(run, RUNG, OTHER)
+    jobs = child(out_of_memory)
+    stages.time_cells(run, LADDER, [RUNG, OTHER], dict.fromkeys(map(_cell, (128, 256, 512)), "warm"), PRESET, 0)
+    assert len(jobs) == 2
+    found = {r.cell: {a.status for a in r.arms} for r in run.timings()}
+    assert found == {_cell(128): {"timed"}, _cell(256): {"failed"}, _cell(512): {"timed"}}
+
+
+def test_a_child_that_ends_with_nothing_left_to_blame_ends_the_command(
+    tmp_path: Path, child: Callable[[Child], list[worker.Job]]
+) -> None:
+    run = RunDir(tmp_path)
+    _passed(run, RUNG)
+    child(lambda *_: worker.Outcome(end="crash", at=worker.At(item=0, arm="inputs"), detail="Lost"))
+    with pytest.raises(FlashladderError, match="crash: Lost"):
+        stages.time_cells(run, LADDER, [RUNG], {_cell(128): "warm"}, PRESET, 0)
 
 
 def _passed(run: RunDir, *specs: ArmSpec) -> None:
@@ -298,7 +335,7 @@ def test_a_crash_on_a_kind_of_values_costs_that_kind(
     assert set(reasons.values()) == {None}
     assert len(jobs) == 2
     child(lambda *_: worker.Outcome(end="crash", at=None, detail="ImportError: no torch"))
-    with pytest.raises(FlashladderError, match="kinds of values: crash: ImportError: no torch"):
+    with pytest.raises(EnvironmentInvalidError, match="crash: ImportError: no torch"):
         stages.measure_values(run, [RUNG], [_cell(128)], PRESET, 0)
 
 
@@ -310,3 +347,21 @@ def test_cases_are_dealt_whole_and_their_masks_apart() -> None:
     for share in shares:
         masks = [item.case.cell.mask for item in share]
         assert abs(masks.count("causal") - masks.count("full")) <= len(masks) / 4
+
+
+def test_a_session_measures_the_peers_that_its_run_holds_too() -> None:
+    """A cell is timed as a whole: what is left out is lost, the baseline and its control among it."""
+    timing = CellTiming(
+        cell=_cell(128),
+        l2="warm",
+        seed=0,
+        input_sets=1,
+        warmup_s=0.5,
+        telemetry=(),
+        arms=tuple(
+            ArmTiming(arm=name, kind=kind, status="timed")  # type: ignore[arg-type]
+            for name, kind in (("r05_swizzle", "rung"), ("sdpa_default", "peer"), (f"sdpa_default{CONTROL}", "peer"))
+        ),
+    )
+    assert ablation.measured_peers(("triton",), [timing]) == ("sdpa_default", "triton")
+    assert ablation.measured_peers(("triton",), []) == ("triton",)

@@ -426,3 +426,13 @@ def test_the_command_names_the_fault_and_seals_only_what_is_valid(copy: RunDir) 
 def test_every_recorded_run_of_the_repository_is_valid() -> None:
     found: list[Validation] = [validate(run, load_ladder()) for run in rundir.recorded()]
     assert [str(fault) for validation in found for fault in validation.faults] == []
+
+
+@pytest.mark.parametrize(("name", "line"), [("build.jsonl", 1), ("run.json", None), ("sums.json", None)])
+def test_a_byte_that_is_no_text_is_a_fault_like_any_other(copy: RunDir, name: str, line: int | None) -> None:
+    file = copy.path / name
+    data = file.read_bytes()
+    at = data.index(b'"', data.index(b'":')) + 3
+    file.write_bytes(data[:at] + b"\xff" + data[at:])
+    found = _faults(copy)
+    assert [what for where, at_line, what in found if (where, at_line) == (name, line)], found

@@ -115,6 +115,12 @@ def test_the_options_accuracy_stands_beside_its_parents(run: RunDir) -> None:
     )
 
 
+def test_the_accuracy_of_an_option_whose_parent_crashed_is_shown_alone(run: RunDir) -> None:
+    """One that crashes has no record of the cases after that."""
+    table = tables.accuracy([r for r in run.checks() if r.arm != "r05_swizzle"], LADDER)
+    assert [row[:1] + row[3:5] for row in table.rows] == [("v05_half", "1", "1"), ("r05_swizzle", "-", "0")]
+
+
 def test_the_roof_is_a_rate_with_an_interval(results: Results) -> None:
     rows = tables.roofs(results).rows
     assert [row[:2] for row in rows] == [("fp16", "8192 x 8192 x 8192"), ("bf16", "8192 x 8192 x 8192")]
