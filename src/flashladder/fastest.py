@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flashladder import build
+from flashladder import build, machine
 from flashladder.ablation import target_archs
 from flashladder.errors import BuildError, EnvironmentInvalidError
 from flashladder.ladder import load_ladder
@@ -18,13 +18,13 @@ MIN_ARCH = 80
 
 
 def arch_of(major: int, minor: int) -> str:
-    """sm_NN of a compute capability, with the `a` of Hopper; raises EnvironmentInvalidError below MIN_ARCH."""
+    """machine.arch_of(); raises EnvironmentInvalidError below MIN_ARCH."""
     if 10 * major + minor < MIN_ARCH:
         raise EnvironmentInvalidError(
             f"flashladder.attention: this GPU has compute capability {major}.{minor}, expected {MIN_ARCH / 10} or "
             "newer; use torch.nn.functional.scaled_dot_product_attention"
         )
-    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+    return machine.arch_of(major, minor)
 
 
 def rung(arch: str) -> Rung:

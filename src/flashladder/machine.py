@@ -80,11 +80,13 @@ def gpu_name() -> str | None:
 
 
 def gpu_arch() -> str | None:
-    """sm_NN of GPU 0, with the `a` of Hopper, whose own instructions need it; None without a GPU."""
+    """sm_NN of GPU 0; None without a GPU."""
     capability = Nvml().read(lambda n, h: n.nvmlDeviceGetCudaComputeCapability(h))
-    if capability is None:
-        return None
-    major, minor = capability
+    return None if capability is None else arch_of(*capability)
+
+
+def arch_of(major: int, minor: int) -> str:
+    """sm_NN of a compute capability, with the `a` of Hopper, whose own instructions need it."""
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
