@@ -95,6 +95,7 @@ def test_a_cluster_asks_once_for_what_both_blocks_read(
     assert boxes == heads * 2 * (tiles + 2 * twice + 4 * tiles)
 
 
+@pytest.mark.mutants
 def test_what_blocks_wait_for_in_each_other_is_missed(tmp_path: Path) -> None:
     rung = load_ladder()[ALL]
     planted = [

@@ -125,6 +125,7 @@ def _header_with(text: str) -> str:
     return next(name for name in HEADERS if text in (paths.KERNEL / "include" / name).read_text())
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_wrong_begin_or_end_is_noticed(name: str, tmp_path: Path) -> None:
     rung, cases = load_ladder()[name], CASES.get(name, SMALL_GRID)
