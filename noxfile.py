@@ -78,7 +78,7 @@ def paper(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Delete every synchronisation of every rung, which the emulator must notice; and run every variant on it."""
+    """Delete every synchronisation of every rung, plant bugs in the last ones, run every variant, on the emulator."""
     _install(session)
     session.run("pytest", "-n", "auto", "-m", "mutants", *session.posargs)
 
