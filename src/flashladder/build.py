@@ -23,7 +23,7 @@ import msgspec
 
 from flashladder import ninja, paths, sass
 from flashladder.errors import BuildError, DriftError
-from flashladder.model import BuildRecord, KernelResources, Rung
+from flashladder.model import UNDECODABLE, BuildRecord, KernelResources, Rung
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import sha256_of
 from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc
@@ -223,7 +223,7 @@ def first_error(output: str) -> str:
 def _measure(t: Target) -> BuildRecord:
     """Resources and SASS of a built library; cached beside it, since the library's name is its content."""
     if t.record.exists():
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # one that was cut off is made again
+        with contextlib.suppress(*UNDECODABLE):  # one that was cut off is made again
             return msgspec.json.decode(t.record.read_bytes(), type=BuildRecord)
     from flashladder import native
 

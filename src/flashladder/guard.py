@@ -31,6 +31,7 @@ from flashladder.check import refusal
 from flashladder.errors import BuildError, EnvironmentInvalidError, FlashladderError
 from flashladder.ladder import Ladder, load_ladder
 from flashladder.model import (
+    UNDECODABLE,
     ArmTiming,
     BuildRecord,
     Cell,
@@ -356,7 +357,7 @@ def read_baseline(slug: str) -> Baseline | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=Baseline)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise FlashladderError(f"{file}: no valid baseline: {error}; restore it from git") from error
 
 

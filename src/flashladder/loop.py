@@ -25,7 +25,7 @@ import msgspec
 
 from flashladder import durable
 from flashladder.errors import EnvironmentInvalidError, FlashladderError
-from flashladder.model import ChallengeVerdict, Finding, Ratio, Record
+from flashladder.model import UNDECODABLE, ChallengeVerdict, Finding, Ratio, Record
 from flashladder.rundir import sha256_of
 
 LEDGER, STATE, CHAMPION = "ledger.jsonl", "state.json", "champion.json"
@@ -243,7 +243,7 @@ class Folder:
         for line_number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
             try:
                 attempt = msgspec.json.decode(line, type=Attempt)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 raise FlashladderError(
                     f"{file}:{line_number}: no attempt: {error}; restore the line, or go on in a new --out"
                 ) from error
@@ -377,7 +377,7 @@ class Loop:
         """The proposal of this attempt: the one that an interrupted loop got, or a new one."""
         marker = run / PROPOSED
         if marker.exists():
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # else it is asked again
+            with contextlib.suppress(*UNDECODABLE):  # else it is asked again
                 made = msgspec.json.decode(marker.read_bytes(), type=Proposal)
                 if made.file is None or _is(run / made.file, made.sha256):
                     return made
@@ -465,7 +465,7 @@ def _read_verdict(file: Path) -> ChallengeVerdict | None:
     """The one JSON object that the referee printed; None when it has not, or not to its end."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=ChallengeVerdict)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -26,6 +26,10 @@ DTYPES: tuple[DtypeName, ...] = ("fp16", "bf16")
 MASKS: tuple[Mask, ...] = ("full", "causal")
 
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What decoding a damaged record raises: msgspec leaves bytes that are no text to Python."""
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every declared or recorded structure."""
 

@@ -21,6 +21,7 @@ import msgspec
 from flashladder import paths
 from flashladder.errors import FlashladderError
 from flashladder.model import (
+    UNDECODABLE,
     Agreement,
     BuildRecord,
     CellTiming,
@@ -174,7 +175,7 @@ def _indented(record: msgspec.Struct) -> bytes:
 def _decode(file: Path, data: bytes, record: type[T], line: int | None = None) -> T:
     try:
         return msgspec.json.decode(data, type=record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         where = file if line is None else f"{file}:{line}"
         raise FlashladderError(f"{where}: not a valid record: {error}; delete it or restore it from git") from error
 

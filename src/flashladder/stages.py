@@ -247,7 +247,7 @@ def measure_roofs(
 ) -> None:
     """Time cuBLAS's matrix product for the dtypes that are not recorded.
 
-    Raises FlashladderError when the child ends early.
+    Raises EnvironmentInvalidError when the child ends early.
     """
     recorded = {r.dtype for r in run.roofs()}
     todo = tuple(dtype for dtype in dtypes if dtype not in recorded)
@@ -264,7 +264,7 @@ def measure_roofs(
     if todo:
         outcome = supervise(RoofJob(dtypes=todo, preset=preset, seed=seed), on_message)
         if outcome.end != "finished":
-            raise FlashladderError(f"cuBLAS's matrix product: {outcome.end}: {outcome.detail}")
+            raise EnvironmentInvalidError(f"cuBLAS's matrix product: {outcome.end}: {outcome.detail}")
 
 
 def time_cells(
@@ -279,7 +279,7 @@ def time_cells(
     """Time the cells that are not recorded with these binaries, smallest first; a crash costs one arm of one cell.
 
     Variants are timed at the shapes that the ladder declares for them. Raises EnvironmentInvalidError when a child ends
-    before it runs anything.
+    before it runs anything, or though no arm of a cell is left to blame.
     """
     checks = run.checks()
     control = [ArmSpec(name=s.name + CONTROL, kind="peer") for s in specs if s.name == ladder.baseline]
@@ -321,7 +321,7 @@ def time_cells(
         reason = f"{outcome.end} while it ran: {outcome.detail}"
         new = {name: ("failed", reason) for name in blamed if name not in item.excluded}
         if not new:
-            raise FlashladderError(f"{item.cell.id}: {outcome.end}: {outcome.detail}")
+            raise EnvironmentInvalidError(f"{item.cell.id}: {outcome.end}: {outcome.detail}")
         excluded = {**item.excluded, **new}
         todo = [msgspec.structs.replace(item, excluded=excluded), *todo[at.item + 1 :]]
 

@@ -24,6 +24,7 @@ from flashladder.errors import FlashladderError
 from flashladder.inputs import ODD_VALUES, Case
 from flashladder.ladder import Ladder, gated_name, gpu_named, load_presets, timed_sets, value_cells
 from flashladder.model import (
+    UNDECODABLE,
     Agreement,
     ArmStats,
     ArmTiming,
@@ -86,7 +87,7 @@ class Validation:
     def info(self) -> RunInfo | None:
         try:
             return msgspec.json.decode((self.run.path / INFO).read_bytes(), type=RunInfo)
-        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        except (*UNDECODABLE, OSError) as error:
             self.fault(INFO, None, f"not a valid record: {error}")
             return None
 
@@ -108,7 +109,7 @@ class Validation:
         for number, line in enumerate(complete, 1):
             try:
                 lines.append(Line(number, msgspec.json.decode(line, type=record)))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 self.fault(stage, number, f"not a valid record: {error}")
         return lines
 

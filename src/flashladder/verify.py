@@ -19,7 +19,7 @@ from flashladder import build as building
 from flashladder import ninja, paths
 from flashladder.errors import BuildError, DriftError, EnvironmentInvalidError, FlashladderError
 from flashladder.ladder import Ladder
-from flashladder.model import BuildRecord, CompilerSums, Rung, RungSums
+from flashladder.model import UNDECODABLE, BuildRecord, CompilerSums, Rung, RungSums
 from flashladder.ninja import Progress, silent
 from flashladder.rundir import RunDir, sha256_of
 from flashladder.toolchain import Nvcc, find_cuda_tool, find_cxx, find_nvcc, find_nvccs
@@ -42,7 +42,7 @@ def read_sums(compiler: str) -> CompilerSums | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=CompilerSums)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise FlashladderError(f"{file}: no valid sums: {error}; restore it from git") from error
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from flashladder import ablation, check, stages, worker
 from flashladder.arms import ArmSpec
-from flashladder.errors import EnvironmentInvalidError, FlashladderError
+from flashladder.errors import EnvironmentInvalidError
 from flashladder.inputs import ODD_VALUES
 from flashladder.ladder import CONTROL, load_ladder, load_presets
 from flashladder.model import ArmTiming, Cell, CellTiming, CheckRecord, Shape, ValueTiming
@@ -177,7 +177,7 @@ def test_a_child_that_ends_with_nothing_left_to_blame_ends_the_command(
     run = RunDir(tmp_path)
     _passed(run, RUNG)
     child(lambda *_: worker.Outcome(end="crash", at=worker.At(item=0, arm="inputs"), detail="Lost"))
-    with pytest.raises(FlashladderError, match="crash: Lost"):
+    with pytest.raises(EnvironmentInvalidError, match="crash: Lost"):
         stages.time_cells(run, LADDER, [RUNG], {_cell(128): "warm"}, PRESET, 0)
 
 
